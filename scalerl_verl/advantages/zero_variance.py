@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which groups (the responses to one prompt) carry a learning signal.
+
+Shape legend: B rows (responses), P groups (prompts).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+GroupKind = Literal["mixed", "all_right", "all_wrong", "single"]
+
+RELATIVE_TOLERANCE = 1.0e-6
+"""A few FP32 roundings (6e-8 each), which a reward summed over tokens or passed through FP32 carries, and far below
+any difference between rewards that is meant."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupStats:
+    """Kind of every group, and which rows carry a learning signal.
+
+    Attributes:
+        group_index_B: group of every row, -1 where the row does not train, [B] int64.
+        kind_P: kind of every group in order of first appearance.
+        size_P: rows that train of every group, [P] int64.
+        mean_P: mean reward of every group over the rows that train, [P] float64.
+        kept_B: rows of mixed groups, [B] bool.
+        num_groups: groups with at least one row that trains.
+        num_mixed: groups of two rows or more whose rewards differ.
+        num_all_right: groups of two rows or more whose rewards are equal and positive.
+        num_all_wrong: groups of two rows or more whose rewards are equal and not positive.
+        num_single: groups of one row.
+        num_rows: rows that train.
+        num_rows_kept: rows of mixed groups.
+    """
+
+    group_index_B: NDArray[np.int64]
+    kind_P: tuple[GroupKind, ...]
+    size_P: NDArray[np.int64]
+    mean_P: NDArray[np.float64]
+    kept_B: NDArray[np.bool_]
+    num_groups: int
+    num_mixed: int
+    num_all_right: int
+    num_all_wrong: int
+    num_single: int
+    num_rows: int
+    num_rows_kept: int
+
+
+def classify_groups(
+    rewards_B: ArrayLike, group_ids_B: Sequence[Hashable] | NDArray[Any], trains_B: ArrayLike
+) -> GroupStats:
+    """Classify every group by the rewards of its rows that train.
+
+        single     one row: its centred advantage is 0, it says nothing about the prompt
+        all_right  max r - min r <= tol and mean r > tol,    tol = 1e-6 * max(1, max |r|)
+        all_wrong  max r - min r <= tol and mean r <= tol
+        mixed      all others: the only groups with a learning signal
+
+    The range is compared, not the standard deviation: that of [0.1, 0.1, 0.1] is 1.4e-17 and not 0 in float64, and
+    dividing by it makes advantages of noise. The scale of rewards is unknown here; the pass indicator is reward > 0 as
+    in the paper, so a reward of 0 is wrong. Groups may have any size, be incomplete, and lie in any order.
+
+    Args:
+        rewards_B: reward per row, [B] float64.
+        group_ids_B: hashable id of the prompt per row, [B].
+        trains_B: False for padding rows and rows without an unmasked token, [B] bool. What they hold is ignored.
+
+    Returns:
+        GroupStats.
+
+    Raises:
+        ValueError: if lengths differ, `trains_B` is not boolean, or a row that trains has a non-finite reward.
+
+    Source: arXiv 2510.13786, section 2 (zero-variance prompts).
+    """
+    group_index_B, num_groups = index_groups(group_ids_B, trains_B)
+    rewards_B = np.asarray(rewards_B, dtype=np.float64)
+    trains_B = group_index_B >= 0
+    if rewards_B.shape != group_index_B.shape:
+        raise ValueError(
+            f"rewards_B has shape {rewards_B.shape} for {group_index_B.size} rows; it must be one reward per row. "
+            f"Sum token-level rewards first."
+        )
+    bad_B = trains_B & ~np.isfinite(rewards_B)
+    if bad_B.any():
+        raise ValueError(
+            f"{int(bad_B.sum())} rows that train have a non-finite reward, first row {int(bad_B.argmax())}; rewards "
+            f"must be finite. Correct the reward function or exclude the row by trains_B=False."
+        )
+    size_P = np.bincount(group_index_B[trains_B], minlength=num_groups).astype(np.int64)
+    mean_P = np.zeros(num_groups, dtype=np.float64)
+    kinds: list[GroupKind] = []
+    for p, rewards in enumerate(split_by_group(rewards_B, group_index_B, size_P)):
+        mean_P[p] = exact_mean(rewards)
+        kinds.append(_kind(rewards, float(mean_P[p])))
+    mixed_P = np.array([kind == "mixed" for kind in kinds], dtype=bool)
+    kept_B = np.zeros(trains_B.shape, dtype=bool)
+    kept_B[trains_B] = mixed_P[group_index_B[trains_B]]
+    return GroupStats(
+        group_index_B=group_index_B,
+        kind_P=tuple(kinds),
+        size_P=size_P,
+        mean_P=mean_P,
+        kept_B=kept_B,
+        num_groups=num_groups,
+        num_mixed=kinds.count("mixed"),
+        num_all_right=kinds.count("all_right"),
+        num_all_wrong=kinds.count("all_wrong"),
+        num_single=kinds.count("single"),
+        num_rows=int(trains_B.sum()),
+        num_rows_kept=int(kept_B.sum()),
+    )
+
+
+def index_groups(group_ids_B: Sequence[Hashable] | NDArray[Any], select_B: ArrayLike) -> tuple[NDArray[np.int64], int]:
+    """Number the groups of the selected rows 0, 1, ... in order of first appearance.
+
+    Args:
+        group_ids_B: hashable id of the prompt per row, [B]. Ids of rows not selected are not read.
+        select_B: rows to number, [B] bool.
+
+    Returns:
+        Index of the group per row, -1 where not selected, [B] int64; and the number of groups.
+
+    Raises:
+        ValueError: if lengths differ or `select_B` is not boolean.
+    """
+    select_B = np.asarray(select_B)
+    if select_B.dtype != np.bool_ or select_B.ndim != 1:
+        raise ValueError(
+            f"The row selection has dtype {select_B.dtype} and shape {select_B.shape}; one bool per row is allowed. "
+            f"Convert it with .astype(bool)."
+        )
+    if len(group_ids_B) != select_B.size:
+        raise ValueError(f"There are {len(group_ids_B)} group ids for {select_B.size} rows; pass one id per row.")
+    # tolist() turns NumPy scalars into Python objects: equal ids of differing NumPy types hash alike.
+    ids = group_ids_B.tolist() if isinstance(group_ids_B, np.ndarray) else group_ids_B
+    index_of: dict[Hashable, int] = {}
+    index_B = np.full(select_B.size, -1, dtype=np.int64)
+    for i in np.flatnonzero(select_B).tolist():
+        index_B[i] = index_of.setdefault(ids[i], len(index_of))
+    return index_B, len(index_of)
+
+
+def split_by_group(
+    values_B: NDArray[np.float64], group_index_B: NDArray[np.int64], size_P: NDArray[np.int64]
+) -> list[NDArray[np.float64]]:
+    """Return the values of every group's rows; rows of index -1 are in no group."""
+    order = np.argsort(group_index_B, kind="stable")[np.count_nonzero(group_index_B < 0) :]
+    return np.split(values_B[order], np.cumsum(size_P)[:-1]) if size_P.size else []
+
+
+def exact_mean(values: NDArray[np.float64]) -> float:
+    """Return the mean of at least one value, the same to the last bit for every order of the values."""
+    # A pairwise sum depends on the order of rows, which balancing over ranks changes; fsum is exact.
+    return math.fsum(values.tolist()) / values.size
+
+
+def _kind(rewards: NDArray[np.float64], mean: float) -> GroupKind:
+    """Return the kind of one group from the rewards of its rows that train."""
+    if rewards.size == 1:
+        return "single"
+    tolerance = RELATIVE_TOLERANCE * max(1.0, float(np.abs(rewards).max()))
+    if float(rewards.max() - rewards.min()) > tolerance:
+        return "mixed"
+    return "all_right" if mean > tolerance else "all_wrong"

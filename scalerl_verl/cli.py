@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``scalerl``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from scalerl_verl.doctor import run_doctor
+
+    report = run_doctor(processes=not arguments.no_processes, run_dir=arguments.run_dir)
+    print("\n".join(report.lines))
+    if report.problems:
+        print(f"\n{len(report.problems)} problem(s):", *(f"  - {text}" for text in report.problems), sep="\n")
+        return 1
+    print("\nAll is well.")
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The argument parser with one sub-command a task."""
+    parser = argparse.ArgumentParser(prog="scalerl", description="ScaleRL for verl: tools around the plugin.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    doctor = commands.add_parser(
+        "doctor", help="check versions, entry points and patches; exits 1 if something is wrong"
+    )
+    doctor.add_argument("--no-processes", action="store_true", help="do not start a driver, a Ray worker and vLLM")
+    doctor.add_argument("--run-dir", help="also read the status files a run wrote to SCALERL_VERL_STATUS_DIR")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = build_parser().parse_args(argv)
+    return arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

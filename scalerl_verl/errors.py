@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors a user can act on: each says what was given, what is allowed and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ScaleRLError(Exception):
+    """Base of all errors raised by this package on purpose."""
+
+
+class ScaleRLConfigError(ScaleRLError, ValueError):
+    """The composed configuration contradicts itself or this machine; lists every problem found."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  {i}. {text}" for i, text in enumerate(self.problems, 1))
+        super().__init__(f"scalerl_verl refuses to start this run:\n{lines}")
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
+        # Ray pickles exceptions; the default would pass the rendered text as `problems`.
+        return type(self), (self.problems,)
+
+
+class PatchError(ScaleRLError, RuntimeError):
+    """An upstream symbol we depend on is missing, changed or not patched in this process."""
+
+
+class PluginLoadError(ScaleRLError, RuntimeError):
+    """The plugin could not be loaded, and the run asks for one of its names."""
+
+
+class WeightSyncError(ScaleRLError, RuntimeError):
+    """The generator did not take the trainer's weights."""

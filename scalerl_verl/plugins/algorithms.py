@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our policy loss and advantage estimator in verl's registries."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from scalerl_verl.advantages import scalerl_advantages
+from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss
+from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
+from scalerl_verl.plugins.training_step import current_step
+from scalerl_verl.upstream.registry import require_active
+
+LOSS_NAME = "scalerl_cispo"
+ESTIMATOR_NAME = "scalerl"
+
+
+def register(core_algos: ModuleType) -> None:
+    """Register both names.
+
+    Raises:
+        ValueError: another plugin registered one of them (verl would overwrite a policy loss without a word).
+    """
+    other = core_algos.POLICY_LOSS_REGISTRY.get(LOSS_NAME)
+    if other is not None and other is not policy_loss:
+        raise ValueError(f"another plugin registered the policy loss {LOSS_NAME!r} ({other.__module__}): remove one")
+    core_algos.register_policy_loss(LOSS_NAME)(policy_loss)
+    core_algos.register_adv_est(ESTIMATOR_NAME)(estimate_advantages)
+
+
+def policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """CISPO with one absolute cap, on one micro-batch (arXiv 2510.13786, Eq. 4).
+
+    Args:
+        old_log_prob: log-probs recorded when each token was sampled (the start-up check makes sure that verl copies
+            them here: ``rollout_correction.bypass_mode=True``), [B, T].
+        log_prob: log-probs under the policy being trained, [B, T], with gradient.
+        advantages: [B, T]; for ``prompt-mean`` they carry the row weights.
+        response_mask: [B, T] bool.
+        loss_agg_mode: aggregation mode.
+        config: verl's ActorConfig.
+        rollout_is_weights: refused: they would correct the same mismatch a second time.
+
+    Returns:
+        Scalar loss and metrics (``scalerl/loss/...``, ``scalerl/mismatch/...``).
+
+    Raises:
+        ValueError: ``rollout_is_weights`` is given.
+        PatchError: the mode is ``prompt-mean`` and this process is not patched for it.
+    """
+    if rollout_is_weights is not None:
+        raise ValueError(
+            f"loss_mode={LOSS_NAME} already truncates the ratio to the sampling-time log-probs: set "
+            "algorithm.rollout_correction.rollout_is=null"
+        )
+    if loss_agg_mode == "prompt-mean":
+        require_active("verl.prompt_mean.worker_statistics")
+    eps_max = check_eps_max(config.policy_loss.get("eps_max", DEFAULT_EPS_MAX))
+    loss_BT = cispo_token_loss(log_prob, old_log_prob, advantages, response_mask, eps_max)
+    loss = aggregate_loss(loss_BT, response_mask, loss_agg_mode, **config.global_batch_info)
+    measured = cispo_metrics(log_prob, old_log_prob, advantages, response_mask, eps_max)
+    # verl averages sums over data-parallel ranks.
+    dp_size = config.global_batch_info.get("dp_size", 1)
+    return loss, {name: value * dp_size if how == "sum" else value for name, (value, how) in measured.items()}
+
+
+def metric_aggregations() -> dict[str, str]:
+    """Name of each metric of `policy_loss` -> how micro-batches and ranks combine it."""
+    nothing = torch.zeros(1, 1)
+    return {name: how for name, (_, how) in cispo_metrics(nothing, nothing, nothing, nothing.bool()).items()}
+
+
+def estimate_advantages(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    config: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Group-centred advantages with batch, prompt or no normalisation and zero-variance dropping.
+
+    Args:
+        token_level_rewards: [B, T]; the reward of a response is the sum over its tokens.
+        response_mask: [B, T]; a row without a single token (padding) takes no part.
+        index: prompt id of each row, [B].
+        config: verl's ``algorithm`` section; ours is ``config.scalerl``.
+
+    Returns:
+        (advantages, returns), both [B, T] in the dtype of the rewards; 0 where the mask is False.
+
+    Raises:
+        PatchError: called outside the patched training step, which alone can fix the denominators.
+    """
+    step = current_step()
+    if step is None:
+        require_active("verl.training_step.context", "verl.training_step.weights")
+        raise RuntimeError("the estimator 'scalerl' was called outside PPOTrainer._compute_advantage")
+    settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
+    mask_BT = response_mask.bool()
+    # Rewards at masked positions are padding; whatever they hold must not enter the sum.
+    rewards_B = torch.where(mask_BT, token_level_rewards, 0.0).double().sum(dim=-1).cpu().numpy()
+    trains_B = mask_BT.any(dim=-1).cpu().numpy()
+    result = scalerl_advantages(
+        rewards_B, index, trains_B, adv_norm=settings.adv_norm, zero_variance=settings.zero_variance
+    )
+    step.note_result(result)
+    advantages_B = torch.as_tensor(result.advantages_B, device=mask_BT.device).to(token_level_rewards.dtype)
+    advantages_BT = advantages_B[:, None] * mask_BT
+    return advantages_BT, advantages_BT

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contradictions in a composed config, each with the key to change. Pure functions of the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from omegaconf import DictConfig, OmegaConf
+
+from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.plugins.names import PLANNED, select
+from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
+from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_IGNORES_AGG_MODE = ("gspo", "geo_mean")
+"""verl's losses that hard-code their own aggregation."""
+
+Check = Callable[[DictConfig], Iterator[str]]
+
+
+def find_problems(config: DictConfig) -> list[str]:
+    """Every contradiction of a config that uses our names; empty if there is none."""
+    return [problem for check in _CHECKS for problem in check(config)]
+
+
+def _names(config: DictConfig) -> Iterator[str]:
+    loss = select(config, f"{_ACTOR}.policy_loss.loss_mode", "")
+    if loss.startswith("scalerl") and loss != "scalerl_cispo":
+        yield f"{_ACTOR}.policy_loss.loss_mode={loss} does not exist: our policy loss is scalerl_cispo"
+    estimator = str(select(config, "algorithm.adv_estimator", ""))
+    if estimator.startswith("scalerl") and estimator != "scalerl":
+        yield f"algorithm.adv_estimator={estimator} does not exist: our estimator is scalerl"
+    for path in ("trainer.v1.trainer_mode", f"{_ROLLOUT}.agent.default_agent_loop"):
+        if select(config, path, "") in PLANNED:
+            yield f"{path}={select(config, path)} is not in this version of scalerl_verl"
+    if not select(config, "trainer.use_v1", True):
+        yield "trainer.use_v1=False: verl's old trainer replaces the configured loss; set trainer.use_v1=True"
+
+
+def _algorithm_section(config: DictConfig) -> Iterator[str]:
+    section = OmegaConf.select(config, "algorithm.scalerl")
+    if section is None:
+        return
+    try:
+        settings = AlgorithmSettings.from_config(OmegaConf.to_container(section, resolve=True))
+    except ScaleRLConfigError as error:
+        yield from error.problems
+        return
+    if select(config, "algorithm.adv_estimator") != "scalerl":
+        yield (
+            f"algorithm.scalerl is read by the estimator scalerl only, but algorithm.adv_estimator="
+            f"{select(config, 'algorithm.adv_estimator')}: set algorithm.adv_estimator=scalerl or delete the section "
+            "(~algorithm.scalerl)"
+        )
+    elif settings.zero_variance == "drop" and select(config, "algorithm.filter_groups.enable", False):
+        yield (
+            "algorithm.scalerl.zero_variance=drop and algorithm.filter_groups.enable=True both filter prompts, one "
+            "without and one with refill: set zero_variance=keep, or filter_groups.enable=False"
+        )
+
+
+def _estimator(config: DictConfig) -> Iterator[str]:
+    if select(config, "algorithm.adv_estimator") != "scalerl":
+        return
+    group_size = int(select(config, f"{_ROLLOUT}.n", 1))
+    if group_size < 2:
+        yield (
+            f"{_ROLLOUT}.n={group_size}: algorithm.adv_estimator=scalerl centres rewards over the responses to one "
+            "prompt, which leaves 0 for a single one; set n to 2 or more (the paper uses 16)"
+        )
+    if select(config, "algorithm.use_kl_in_reward", False):
+        yield "algorithm.use_kl_in_reward=True changes the rewards that zero-variance filtering compares: set it False"
+
+
+def _cispo(config: DictConfig) -> Iterator[str]:
+    section = OmegaConf.select(config, f"{_ACTOR}.policy_loss")
+    if section is None or section.get("loss_mode") != "scalerl_cispo":
+        return
+    try:
+        check_eps_max(section.get("eps_max", DEFAULT_EPS_MAX))
+    except ValueError as error:
+        yield str(error)
+    correction = "algorithm.rollout_correction"
+    if not select(config, f"{correction}.bypass_mode", False):
+        yield (
+            f"{correction}.bypass_mode=False recomputes old_log_probs under the weights that are about to be trained: "
+            "the importance ratio of scalerl_cispo would be 1 and its truncation would never act; set "
+            f"{correction}.bypass_mode=True, which keeps the log-probs recorded at sampling"
+        )
+    for key in ("rollout_is", "rollout_rs"):
+        if select(config, f"{correction}.{key}") is not None:
+            yield f"{correction}.{key} corrects the mismatch that scalerl_cispo already truncates: set it to null"
+    if not select(config, f"{_ROLLOUT}.calculate_log_probs", False):
+        yield f"{_ROLLOUT}.calculate_log_probs=False: scalerl_cispo needs the sampling-time log-probs; set it True"
+    yield from _sampling(config)
+    if str(select(config, f"{_ROLLOUT}.dtype", "")).lower() in ("float16", "half", "fp16"):
+        yield f"{_ROLLOUT}.dtype=float16 cannot hold an importance ratio: use bfloat16 or float32"
+
+
+def _sampling(config: DictConfig) -> Iterator[str]:
+    """The recorded log-prob must be that of the distribution the trainer scores."""
+    temperature = float(select(config, f"{_ROLLOUT}.temperature", 1.0))
+    if temperature <= 0:
+        yield f"{_ROLLOUT}.temperature={temperature}: greedy sampling has no importance ratio; set it above 0"
+    mode = select(config, f"{_ROLLOUT}.logprobs_mode", "processed_logprobs")
+    if temperature != 1.0 and mode != "processed_logprobs":
+        yield (
+            f"{_ROLLOUT}.logprobs_mode={mode} with temperature={temperature}: the recorded log-probs would be at "
+            "temperature 1, the trainer scores at the sampling temperature; set logprobs_mode=processed_logprobs"
+        )
+    top_p, top_k = float(select(config, f"{_ROLLOUT}.top_p", 1.0)), int(select(config, f"{_ROLLOUT}.top_k", -1))
+    if top_p != 1.0 or top_k not in (-1, 0):
+        yield (
+            f"{_ROLLOUT}.top_p={top_p}, top_k={top_k}: truncated sampling renormalises the recorded log-probs, which "
+            "leaks into the importance ratio; set top_p=1.0 and top_k=-1"
+        )
+
+
+def _prompt_mean(config: DictConfig) -> Iterator[str]:
+    if select(config, f"{_ACTOR}.loss_agg_mode") != "prompt-mean":
+        return
+    loss = select(config, f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
+    if loss in _IGNORES_AGG_MODE:
+        yield (
+            f"{_ACTOR}.loss_agg_mode=prompt-mean would be ignored by policy_loss.loss_mode={loss}, which hard-codes its "
+            "own aggregation: choose another loss, or loss_agg_mode=seq-mean-token-mean"
+        )
+    for key, inactive in (("entropy_coeff", 0), ("use_kl_loss", False)):
+        value = select(config, f"{_ACTOR}.{key}", inactive)
+        if value != inactive:
+            yield (
+                f"{_ACTOR}.{key}={value} with loss_agg_mode=prompt-mean: prompt weights travel in the advantages, which "
+                f"this term does not have; set {key}={inactive} or another loss_agg_mode"
+            )
+    if select(config, "distillation.enabled", False):
+        yield "distillation.enabled=True has no advantages to carry the weights of loss_agg_mode=prompt-mean"
+
+
+def _cpu(config: DictConfig) -> Iterator[str]:
+    device = select(config, "trainer.device", "cuda")
+    if not is_cpu_platform():
+        if device == "cpu":
+            yield f"trainer.device=cpu needs the environment variable {PLATFORM_ENV}=cpu: export it before launching"
+        return
+    wanted = {
+        "trainer.device": ("cpu", "verl would look for CUDA devices"),
+        f"{_ACTOR}.strategy": ("fsdp2", "FSDP1 refuses parameters on the CPU"),
+        "actor_rollout_ref.model.use_remove_padding": (False, "it needs flash-attn"),
+        f"{_ROLLOUT}.enforce_eager": (True, "there are no CUDA graphs"),
+        f"{_ROLLOUT}.enable_sleep_mode": (False, "vLLM's CPU engine cannot sleep"),
+        f"{_ROLLOUT}.free_cache_engine": (False, "vLLM's CPU engine cannot release its cache"),
+    }
+    for path, (value, why) in wanted.items():
+        given = OmegaConf.select(config, path)
+        if given != value:
+            yield f"{path}={given} with {PLATFORM_ENV}=cpu: {why}; set {path}={value} (+scalerl=cpu sets all of these)"
+    slots = _slots(config)
+    ray_slots = select(config, "ray_kwargs.ray_init.num_gpus")
+    if not select(config, "ray_kwargs.ray_init.address") and (ray_slots is None or int(ray_slots) < slots):
+        yield (
+            f"ray_kwargs.ray_init.num_gpus={ray_slots}: on the CPU Ray's GPUs are logical slots and this run needs "
+            f"{slots}; set +ray_kwargs.ray_init.num_gpus={slots}"
+        )
+
+
+def _slots(config: DictConfig) -> int:
+    trainer = int(select(config, "trainer.nnodes", 1)) * int(select(config, "trainer.n_gpus_per_node", 1))
+    if select(config, "trainer.v1.trainer_mode", "sync") == "sync":
+        return trainer
+    return trainer + int(select(config, f"{_ROLLOUT}.nnodes", 0)) * int(select(config, f"{_ROLLOUT}.n_gpus_per_node", 0))
+
+
+_CHECKS: tuple[Check, ...] = (_names, _algorithm_section, _estimator, _cispo, _prompt_mean, _cpu)

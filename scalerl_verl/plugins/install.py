@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything ``import verl`` triggers: names into verl's registries, patches scheduled, Hydra's search path."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from scalerl_verl.plugins import status
+from scalerl_verl.upstream import registry
+from scalerl_verl.upstream.activation import is_cpu_platform
+from scalerl_verl.upstream.import_hooks import after_import
+from scalerl_verl.upstream.table import VERL_SPECS
+
+
+def install_verl() -> None:
+    """Register names and schedule patches. ``verl`` is only half imported now: heavy parts wait for its modules."""
+    if is_cpu_platform():
+        from scalerl_verl.platform.vllm_alias import install_vllm_alias
+
+        install_vllm_alias()
+        # Registering the platform class must come before the first get_platform().
+        import scalerl_verl.platform.cpu  # noqa: F401
+
+    registry.install(VERL_SPECS)
+    after_import("verl.trainer.ppo.core_algos", _register_algorithms)
+    after_import("verl.checkpoint_engine.base", _register_checkpoint_engine)
+    after_import("hydra.core.plugins", _register_search_path)
+    registry.on_change.append(status.record)
+    status.record("verl")
+
+
+def _register_algorithms(core_algos: ModuleType) -> None:
+    from scalerl_verl.plugins import algorithms
+
+    algorithms.register(core_algos)
+
+
+def _register_checkpoint_engine(_: ModuleType) -> None:
+    import scalerl_verl.platform.gloo_checkpoint  # noqa: F401
+
+
+def _register_search_path(plugins_module: ModuleType) -> None:
+    from scalerl_verl.plugins.hydra_search_path import ScaleRLSearchPath
+
+    plugins_module.Plugins.instance().register(ScaleRLSearchPath)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in the driver between composing the config and starting Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.plugins import config_checks, machine_checks, status
+from scalerl_verl.plugins.names import asked_names, select
+from scalerl_verl.upstream import registry
+from scalerl_verl.upstream.activation import FORWARDED_ENV, set_active
+
+_POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
+_OUR_POLICY_LOSS_CONFIG = "scalerl_verl.plugins.policy_loss_config.ScaleRLPolicyLossConfig"
+
+
+def prepare_run(config: DictConfig) -> dict[str, str]:
+    """Check the composed config, switch this run's processes on, and hand verl our config classes.
+
+    A config that uses none of our names is left alone.
+
+    Args:
+        config: verl's composed config; changed in place where our names need it.
+
+    Returns:
+        Our names in use (config path -> value).
+
+    Raises:
+        ScaleRLConfigError: every contradiction found, with what to change.
+        PatchError: the installed verl is not one our patches were written for.
+    """
+    asked = asked_names(config)
+    if not asked:
+        return asked
+    problems = config_checks.find_problems(config) + machine_checks.find_problems(config)
+    if problems:
+        raise ScaleRLConfigError(problems)
+    set_active()
+    registry.activate()
+    _select_policy_loss_config(config)
+    _forward_environment(config)
+    status.record()
+    names = ", ".join(f"{path}={value}" for path, value in asked.items())
+    print(f"[scalerl_verl] active: {names}", file=sys.stderr, flush=True)
+    return asked
+
+
+def _select_policy_loss_config(config: DictConfig) -> None:
+    """verl instantiates the section by its ``_target_``, whose class refuses keys it does not know."""
+    if not str(select(config, f"{_POLICY_LOSS}.loss_mode", "")).startswith("scalerl"):
+        return
+    with open_dict(config):
+        OmegaConf.update(config, f"{_POLICY_LOSS}._target_", _OUR_POLICY_LOSS_CONFIG, force_add=True)
+
+
+def _forward_environment(config: DictConfig) -> None:
+    """Ray copies the shell's environment on this node only; other nodes get what runtime_env lists."""
+    values = {name: os.environ[name] for name in FORWARDED_ENV if name in os.environ}
+    with open_dict(config):
+        for name, value in values.items():
+            OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{name}", value, force_add=True)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is loaded and patched in this process, and (on request) a file a process about it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+from scalerl_verl import __version__
+from scalerl_verl.upstream.activation import STATUS_DIR_ENV, is_active, is_cpu_platform
+from scalerl_verl.upstream.registry import states
+from scalerl_verl.upstream.spec import installed_version
+
+_loaded_by: list[str] = []
+
+
+def process_status() -> dict[str, Any]:
+    """Versions, activation and patch states of this process, ready for JSON."""
+    title = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return {
+        "pid": os.getpid(),
+        "title": title,
+        "process": multiprocessing.current_process().name,
+        "scalerl_verl": __version__,
+        "verl": installed_version("verl"),
+        "vllm": installed_version("vllm"),
+        "loaded_by": list(_loaded_by),
+        "active": is_active(),
+        "cpu_platform": is_cpu_platform(),
+        "patches": {
+            name: {"status": state.status, "detail": state.detail, "late": state.late}
+            for name, state in states().items()
+        },
+    }
+
+
+def record(loaded_by: str | None = None) -> None:
+    """Note who loaded us; write ``<dir>/<pid>.json`` if ``SCALERL_VERL_STATUS_DIR`` is set."""
+    if loaded_by is not None and loaded_by not in _loaded_by:
+        _loaded_by.append(loaded_by)
+    directory = os.environ.get(STATUS_DIR_ENV)
+    if not directory:
+        return
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{os.getpid()}.json"
+    scratch = target.with_suffix(".tmp")
+    scratch.write_text(json.dumps(process_status(), indent=1))
+    scratch.replace(target)

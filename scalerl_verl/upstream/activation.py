@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether this process takes part in a run that uses our names.
+
+The driver decides it once, from the composed config, and tells every other process through the environment;
+a run that names nothing of ours leaves all patches but the start-up check unapplied.
+"""
+
+from __future__ import annotations
+
+import os
+
+ACTIVE_ENV = "SCALERL_VERL_ACTIVE"
+PLATFORM_ENV = "VERL_PLATFORM"
+ALLOW_UNKNOWN_ENV = "SCALERL_VERL_ALLOW_UNKNOWN_SOURCE"
+STATUS_DIR_ENV = "SCALERL_VERL_STATUS_DIR"
+SYNC_TIMEOUT_ENV = "SCALERL_VERL_SYNC_TIMEOUT_S"
+
+FORWARDED_ENV = (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV, STATUS_DIR_ENV, SYNC_TIMEOUT_ENV)
+"""Variables every node's processes need; Ray forwards only what runtime_env lists to other nodes."""
+
+
+def is_cpu_platform() -> bool:
+    """``VERL_PLATFORM=cpu``: verl's whole loop runs on the CPU."""
+    return os.environ.get(PLATFORM_ENV, "").strip().lower() == "cpu"
+
+
+def is_active() -> bool:
+    """The run uses at least one of our names, or runs on our CPU platform."""
+    return os.environ.get(ACTIVE_ENV) == "1" or is_cpu_platform()
+
+
+def set_active() -> None:
+    """Mark this process and every process it starts as part of a run that uses our names."""
+    os.environ[ACTIVE_ENV] = "1"
+
+
+def applies(when: str) -> bool:
+    """Whether a patch with condition ``when`` is due in this process."""
+    if when == "always":
+        return True
+    return is_cpu_platform() if when == "cpu" else is_active()

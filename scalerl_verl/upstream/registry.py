@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply, revert and require patches; the state of each one in this process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from scalerl_verl.errors import PatchError
+from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, applies
+from scalerl_verl.upstream.import_hooks import after_import, is_imported
+from scalerl_verl.upstream.spec import PatchSpec, installed_version, resolve, source_hash, version_allowed
+
+
+@dataclass
+class PatchState:
+    """Status of one patch in this process.
+
+    ``waiting``: its module is not imported yet; ``applied``; ``dormant``: the run does not ask for it;
+    ``refused``: the installed upstream does not match; ``reverted``.
+    """
+
+    spec: PatchSpec
+    status: str = "waiting"
+    detail: str = ""
+    original: Any = None
+    late: bool = False
+
+
+_states: dict[str, PatchState] = {}
+on_change: list[Callable[[], None]] = []
+"""Called after a patch was applied, for whoever reports what this process runs with."""
+
+
+def states() -> dict[str, PatchState]:
+    """Patch name -> state in this process (a copy)."""
+    return dict(_states)
+
+
+def install(specs: Iterable[PatchSpec]) -> None:
+    """Schedule patches: each is applied at the end of its module's import. Idempotent."""
+    for spec in specs:
+        if spec.name in _states:
+            continue
+        _states[spec.name] = PatchState(spec)
+        after_import(spec.module, functools.partial(_on_import, spec))
+
+
+def activate() -> None:
+    """Apply the patches whose modules were imported before this process knew that the run asks for them."""
+    for state in _states.values():
+        if state.status == "dormant" and applies(state.spec.when):
+            after_import(state.spec.module, functools.partial(_on_import, state.spec, late=True))
+
+
+def _on_import(spec: PatchSpec, module: ModuleType, late: bool = False) -> None:
+    state = _states[spec.name]
+    if not applies(spec.when):
+        state.status = "dormant"
+        return
+    apply(spec, module)
+    state.late = late and not spec.late_ok
+    for callback in on_change:
+        callback()
+
+
+def _mismatch(spec: PatchSpec, module: ModuleType) -> str | None:
+    """Why the installed upstream is not what ``spec`` was written for; None if it is."""
+    version = installed_version(spec.distribution)
+    if version is None:
+        return f"{spec.distribution} is imported but no such distribution is installed"
+    if not version_allowed(spec, version):
+        return f"{spec.distribution} {version} is installed, this patch is for {spec.versions}"
+    try:
+        _, _, value = resolve(module, spec.target)
+    except AttributeError:
+        return f"{spec.module}.{spec.target} does not exist in {spec.distribution} {version}"
+    if spec.sources and source_hash(value) not in spec.sources:
+        return f"the source of {spec.module}.{spec.target} changed in {spec.distribution} {version}"
+    return None
+
+
+def apply(spec: PatchSpec, module: ModuleType) -> None:
+    """Apply one patch now.
+
+    Raises:
+        PatchError: version or source differ from what the patch was written for.
+    """
+    state = _states.setdefault(spec.name, PatchState(spec))
+    if state.status == "applied":
+        return
+    reason = _mismatch(spec, module)
+    allowed = os.environ.get(ALLOW_UNKNOWN_ENV) == "1"
+    if reason is not None and not (allowed and hasattr(module, spec.target.split(".")[0])):
+        state.status, state.detail = "refused", reason
+        raise PatchError(
+            f"scalerl_verl cannot apply its patch '{spec.name}': {reason}. Install {spec.distribution} {spec.versions} "
+            f"as listed by 'scalerl doctor', or set {ALLOW_UNKNOWN_ENV}=1 to apply it unchecked at your own risk."
+        )
+    owner, attribute, original = resolve(module, spec.target)
+    replacement = spec.build(original, module)
+    if replacement is not original:
+        setattr(owner, attribute, replacement)
+    state.status, state.detail, state.original = "applied", reason or "", original
+
+
+def revert(name: str) -> None:
+    """Put the original back (tests; a ``register`` patch cannot be reverted).
+
+    Raises:
+        PatchError: the patch is not applied or only registers.
+    """
+    state = _states.get(name)
+    if state is None or state.status != "applied" or state.spec.kind == "register":
+        raise PatchError(f"patch '{name}' is not applied or cannot be reverted; known: {sorted(_states)}")
+    owner, attribute, _ = resolve(sys.modules[state.spec.module], state.spec.target)
+    setattr(owner, attribute, state.original)
+    state.status = "reverted"
+
+
+def require_active(*names: str) -> None:
+    """Check that patches are applied in this process.
+
+    Raises:
+        PatchError: naming each patch that is not applied and why.
+    """
+    missing = []
+    for name in names:
+        state = _states.get(name)
+        if state is None:
+            missing.append(f"{name}: unknown in this process (was the verl plugin loaded here?)")
+        elif state.status != "applied":
+            imported = "imported" if is_imported(state.spec.module) else "not imported"
+            missing.append(f"{name}: {state.status} {state.detail} ({state.spec.module} is {imported})")
+        elif state.late:
+            missing.append(f"{name}: applied too late, {state.spec.module} had been imported before")
+    if missing:
+        raise PatchError(
+            "scalerl_verl is not active where this run needs it:\n  "
+            + "\n  ".join(missing)
+            + "\nLaunch through verl's main_ppo, which runs the start-up check, or export SCALERL_VERL_ACTIVE=1 "
+            "in every process; 'scalerl doctor' shows the details."
+        )

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Let ``loss_agg_mode=prompt-mean`` through verl's white-list and its aggregation function.
+
+The weights of the prompt average are folded into the advantages on the driver (see `training_step`), where
+whole groups are visible; what is left for the workers is a sequence mean of token sums.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from scalerl_verl.upstream.spec import PatchSpec
+
+PROMPT_MEAN = "prompt-mean"
+_EQUIVALENT = "seq-mean-token-sum"
+_VERSIONS = ">=0.9.0,<0.10"
+_REMOVAL = "verl has a prompt-level aggregation mode (see patches/verl)"
+
+
+def _build_config(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def __post_init__(self: Any) -> None:
+        mode = self.loss_agg_mode
+        if mode != PROMPT_MEAN:
+            original(self)
+            return
+        # verl compares with a list that is local to this method; the field itself is frozen after __init__.
+        object.__setattr__(self, "loss_agg_mode", _EQUIVALENT)
+        try:
+            original(self)
+        finally:
+            object.__setattr__(self, "loss_agg_mode", mode)
+
+    return __post_init__
+
+
+def _build_policy(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def agg_loss(loss_mat: Any, loss_mask: Any, loss_agg_mode: str, **info: Any) -> Any:
+        return original(loss_mat, loss_mask, _EQUIVALENT if loss_agg_mode == PROMPT_MEAN else loss_agg_mode, **info)
+
+    return agg_loss
+
+
+def _build_statistic(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def agg_loss(loss_mat: Any, loss_mask: Any, loss_agg_mode: str, **info: Any) -> Any:
+        # Entropy and KL carry no advantage, hence no prompt weight: report their token mean. The start-up check
+        # refuses prompt-mean together with a coefficient that would put them into the loss.
+        return original(loss_mat, loss_mask, "token-mean" if loss_agg_mode == PROMPT_MEAN else loss_agg_mode, **info)
+
+    return agg_loss
+
+
+SPECS = (
+    PatchSpec(
+        name="verl.prompt_mean.config",
+        module="verl.workers.config.actor",
+        target="ActorConfig.__post_init__",
+        build=_build_config,
+        kind="wrap",
+        why="The list of aggregation modes is local to ActorConfig.__post_init__: any other name is a ValueError.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("512487971933331a323044a1dec790326e6ffc8af98a14ca76c06950432385b9",),
+        when="named",
+        removal=_REMOVAL,
+        late_ok=True,
+    ),
+    PatchSpec(
+        name="verl.prompt_mean.policy",
+        module="verl.trainer.ppo.core_algos",
+        target="agg_loss",
+        build=_build_policy,
+        kind="wrap",
+        why="verl's own policy losses aggregate through this function and would refuse the mode.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("baa1eabb337dd663c9191186b7da54398d0f80460450c95f2162980dd147032e",),
+        when="named",
+        removal=_REMOVAL,
+    ),
+    PatchSpec(
+        name="verl.prompt_mean.worker_statistics",
+        module="verl.workers.utils.losses",
+        target="agg_loss",
+        build=_build_statistic,
+        kind="wrap",
+        why="Entropy and KL of the actor step are aggregated with the same mode but carry no prompt weight.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=(),
+        when="named",
+        removal=_REMOVAL,
+    ),
+    PatchSpec(
+        name="verl.prompt_mean.trainer_statistics",
+        module="verl.trainer.ppo.v1.trainer_base",
+        target="agg_loss",
+        build=_build_statistic,
+        kind="wrap",
+        why="The trainer's entropy metric is aggregated with the actor's mode but carries no prompt weight.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=(),
+        when="named",
+        removal=_REMOVAL,
+    ),
+)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fold prompt weights into the advantages on the driver, and skip a step in which nothing trains."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from scalerl_verl.upstream.spec import PatchSpec
+
+_VERSIONS = ">=0.9.0,<0.10"
+
+
+def _build_step(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
+        from scalerl_verl.plugins.training_step import advantage_step
+
+        with advantage_step(self.config, metrics) as step:
+            batch = original(self, batch, metrics)
+        self._scalerl_nothing_trains = step.nothing_trains
+        return batch
+
+    return _compute_advantage
+
+
+def _build_advantage(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def compute_advantage_for_multi_trajectories(data: Any, *args: Any, **kwargs: Any) -> Any:
+        from scalerl_verl.plugins.training_step import fold_row_weights
+
+        return fold_row_weights(original(data, *args, **kwargs))
+
+    return compute_advantage_for_multi_trajectories
+
+
+def _build_update(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
+        if getattr(self, "_scalerl_nothing_trains", False):
+            # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
+            metrics["scalerl/data/skipped_updates_sum"] = 1.0
+            return batch
+        metrics["scalerl/data/skipped_updates_sum"] = 0.0
+        batch = original(self, batch, metrics)
+        for name in [name for name in metrics if name.startswith("actor/scalerl/")]:
+            metrics[name.removeprefix("actor/")] = metrics.pop(name)
+        return batch
+
+    return _update_actor
+
+
+def _build_metrics(original: Any, module: ModuleType) -> Any:
+    from scalerl_verl.plugins.algorithms import metric_aggregations
+
+    aggregations = metric_aggregations()
+
+    @functools.wraps(original)
+    def ppo_loss(*args: Any, **kwargs: Any) -> Any:
+        loss, metrics = original(*args, **kwargs)
+        for name, how in aggregations.items():
+            if name in metrics:
+                values = metrics[name].values
+                metrics[name] = module.Metric(aggregation=how)
+                metrics[name].extend(values)
+        return loss, metrics
+
+    return ppo_loss
+
+
+SPECS = (
+    PatchSpec(
+        name="verl.training_step.context",
+        module="verl.trainer.ppo.v1.trainer_base",
+        target="PPOTrainer._compute_advantage",
+        build=_build_step,
+        kind="wrap",
+        why="An advantage estimator sees neither the actor's aggregation mode nor the metrics of the step.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("30cc1f82129d7b980fc1de0ea85e7a0fc09ed77f0b483b2f68360b11217acffe",),
+        when="named",
+        removal="verl passes the whole config and a metrics dict to advantage estimators",
+        late_ok=True,
+    ),
+    PatchSpec(
+        name="verl.training_step.weights",
+        module="verl.trainer.ppo.v1.trainer_base",
+        target="compute_advantage_for_multi_trajectories",
+        build=_build_advantage,
+        kind="wrap",
+        why="Group-wise weights are exact only where whole groups are visible: on the driver, after the estimator.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("46c7a2240d72f694b8e836a74943a7b7c340ea5bd16e579b578fbf1b4802b0fe",),
+        when="named",
+        removal="verl has a prompt-level aggregation mode (see patches/verl)",
+    ),
+    PatchSpec(
+        name="verl.training_step.skip_empty",
+        module="verl.trainer.ppo.v1.trainer_base",
+        target="PPOTrainer._update_actor",
+        build=_build_update,
+        kind="wrap",
+        why="When every group has zero variance there is no gradient; the optimizer must not step all the same.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("5d02854a88ff4d41eec62b180a30f88d9e544c28b2ce6f7695edd7a7acd8000b",),
+        when="named",
+        removal="verl skips the actor update when no sequence trains",
+        late_ok=True,
+    ),
+    PatchSpec(
+        name="verl.training_step.metric_aggregation",
+        module="verl.workers.utils.losses",
+        target="ppo_loss",
+        build=_build_metrics,
+        kind="wrap",
+        why="ppo_loss declares every metric of a policy loss a mean: a maximum over micro-batches would be averaged, "
+        "and a metric that comes with its own aggregation is refused.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("d7a7f4ab82c8a092467633bb9951c45697f58f3abf4c47137a8bb80ee159bfa7",),
+        when="named",
+        removal="verl keeps the aggregation that a policy loss declares",
+    ),
+)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patches of vLLM, one subject a file."""

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainer side (and the worker extension that verl puts into vLLM's workers)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from types import ModuleType
+from typing import Any
+
+from scalerl_verl.upstream.import_hooks import after_import
+
+
+def _record_sent(module: ModuleType) -> None:
+    original = module.FSDPEngine.get_per_tensor_param
+    count = itertools.count()
+
+    @functools.wraps(original)
+    def get_per_tensor_param(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        weights, peft_config = original(self, *args, **kwargs)
+        rank = int(os.environ.get("RANK", 0))
+        folder, number = os.environ["PROBE_DIR"], next(count)
+
+        def tee() -> Any:
+            seen = {}
+            for name, tensor in weights:
+                seen[name] = tensor.detach().clone()
+                yield name, tensor
+            if rank == 0:
+                torch.save(seen, f"{folder}/sent-{number}.pt")
+
+        return tee(), peft_config
+
+    module.FSDPEngine.get_per_tensor_param = get_per_tensor_param
+
+
+def _record_held(module: ModuleType) -> None:
+    extension = module.vLLMColocateWorkerExtension
+    original = extension.update_weights_from_ipc
+    count = itertools.count()
+
+    @functools.wraps(original)
+    def update_weights_from_ipc(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        number = next(count)
+        if os.environ.get("PROBE_FAIL_LOAD") == str(number):
+            model = self.model_runner.model
+
+            def load_weights(*_: Any, **__: Any) -> None:
+                raise RuntimeError("planted fault: this engine cannot load weights")
+
+            model.load_weights = load_weights
+        result = original(self, *args, **kwargs)
+        held = {name: p.detach().clone() for name, p in self.model_runner.model.named_parameters()}
+        torch.save(held, f"{os.environ['PROBE_DIR']}/held-{number}.pt")
+        return result
+
+    extension.update_weights_from_ipc = update_weights_from_ipc
+
+
+if os.environ.get("PROBE_DIR"):
+    after_import("verl.workers.engine.fsdp.transformer_impl", _record_sent)
+    after_import("verl.workers.rollout.vllm_rollout.utils", _record_held)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One synchronous run, interrupted after its checkpoint and resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.e2e.conftest import GROUP_SIZE, NUM_PROMPTS, RunVerl, VerlRun
+from tests.e2e.weights import compare_updates
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+STEPS = 3
+TRACKERS = "trainer.logger=[console,file,tensorboard,wandb]"
+
+
+@pytest.fixture(scope="module")
+def first(run_verl: RunVerl) -> Iterator[VerlRun]:
+    """Three steps with a checkpoint at the second; the second batch has equal rewards throughout."""
+    yield run_verl(
+        "sync",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.save_freq=2",
+        "trainer.val_before_train=True",
+        TRACKERS,
+        "trainer.resume_mode=auto",
+    )
+
+
+@pytest.fixture(scope="module")
+def resumed(first: VerlRun, run_verl: RunVerl) -> VerlRun:
+    """The same folder, continued from the checkpoint of step 2 as if the run had died after it."""
+    folder = first.folder
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
+    weights = folder / "weights-resumed"
+    weights.mkdir()
+    overrides = (f"trainer.total_training_steps={STEPS}", "trainer.resume_mode=auto")
+    return run_verl("resumed", *overrides, folder=folder, env={"PROBE_DIR": str(weights)})
+
+
+def _first_metrics(run: VerlRun) -> dict[int, dict[str, float]]:
+    path = run.folder / "metrics.first.jsonl"
+    lines = (path if path.exists() else run.folder / "metrics.jsonl").read_text().splitlines()
+    return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
+
+
+def test_run_ends_well_and_leaves_nothing(first: VerlRun) -> None:
+    assert first.code == 0, first.tail()
+    assert first.leftover_processes == 0
+
+
+def test_plugin_is_seen_in_every_kind_of_process(first: VerlRun) -> None:
+    """By the patches that only such a process imports: driver, trainer loop, trainer worker, vLLM server, engine."""
+    telltale = {
+        "driver": "verl.startup_check",
+        "trainer loop": "verl.training_step.context",
+        "trainer worker": "verl.cpu.engines",
+        "server": "verl.weight_sync.sender",
+    }
+    applied = [
+        {name for name, patch in process["patches"].items() if patch["status"] == "applied"}
+        for process in first.processes
+    ]
+    for role, patch in telltale.items():
+        assert any(patch in names for names in applied), f"no process of kind {role} applied {patch}"
+    engines = [process for process in first.processes if "vllm" in process["loaded_by"]]
+    assert any(process["patches"]["vllm.cpu.keep_weights"]["status"] == "applied" for process in engines)
+    late = {
+        name
+        for process in first.processes
+        for name, patch in process["patches"].items()
+        if patch["late"] and "verl.startup_check" not in name
+    }
+    assert not late, f"patches that came after their module was imported: {late}"
+
+
+def test_engine_holds_the_trainers_weights_after_every_update(first: VerlRun) -> None:
+    # One update when training starts and one after each step.
+    assert compare_updates(first.folder / "weights") == STEPS + 1
+
+
+def test_trainer_and_generator_agree_at_the_first_step(first: VerlRun) -> None:
+    """Same FP32 weights on both sides: what is left is summation order, far below 1e-5 in a log-probability."""
+    metrics = _first_metrics(first)[1]
+    assert 0 <= metrics["scalerl/mismatch/log_ratio_abs_max"] < 1e-5
+    assert metrics["scalerl/loss/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["scalerl/loss/nonfinite_tokens"] == 0
+
+
+def test_step_with_equal_rewards_is_skipped_and_training_goes_on(first: VerlRun) -> None:
+    metrics = _first_metrics(first)
+    assert metrics[2]["scalerl/data/prompts_all_wrong_sum"] == NUM_PROMPTS
+    assert metrics[2]["scalerl/data/rows_kept_sum"] == 0
+    assert metrics[2]["scalerl/data/skipped_updates_sum"] == 1
+    assert "actor/grad_norm" not in metrics[2]
+    assert metrics[3]["scalerl/data/skipped_updates_sum"] == 0 and metrics[3]["actor/grad_norm"] > 0
+    weights = first.folder / "weights"
+    before, after = torch.load(weights / "sent-1.pt"), torch.load(weights / "sent-2.pt")
+    assert all(torch.equal(before[name], after[name]) for name in before), "a skipped step moved the weights"
+    last = torch.load(weights / "sent-3.pt")
+    assert any(not torch.equal(after[name], last[name]) for name in after), "the last step did not train"
+
+
+def test_counts_of_a_step_add_up(first: VerlRun) -> None:
+    for step, metrics in _first_metrics(first).items():
+        if step == 0:
+            continue
+        kinds = ("mixed", "all_right", "all_wrong", "single")
+        assert sum(metrics[f"scalerl/data/prompts_{kind}_sum"] for kind in kinds) == NUM_PROMPTS
+        assert metrics["scalerl/data/rows_kept_sum"] == GROUP_SIZE * metrics["scalerl/data/prompts_mixed_sum"]
+        mean_tokens = metrics["response_length/mean"]
+        assert metrics["scalerl/data/generated_tokens_sum"] == pytest.approx(mean_tokens * NUM_PROMPTS * GROUP_SIZE)
+
+
+def test_trackers_receive_the_metrics(first: VerlRun) -> None:
+    assert "step:1" in first.log
+    assert all(math.isfinite(value) for value in _first_metrics(first)[1].values() if isinstance(value, float))
+    assert list((first.folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert list((first.folder / "wandb").glob("offline-run-*")), "W&B wrote no offline run"
+
+
+def test_resumed_run_continues_from_the_checkpoint(first: VerlRun, resumed: VerlRun) -> None:
+    assert resumed.code == 0, resumed.tail()
+    assert sorted(resumed.metrics) == [3]
+    old, new = _first_metrics(first)[3], resumed.metrics[3]
+    assert new["training/global_step"] == 3
+    # The third batch again, not the first: prompts of two digits are longer.
+    assert new["prompt_length/mean"] == old["prompt_length/mean"]
+    saved = torch.load(first.folder / "weights" / "sent-2.pt")
+    restored = torch.load(first.folder / "weights-resumed" / "sent-0.pt")
+    assert all(torch.equal(saved[name], restored[name]) for name in saved), "the checkpoint restored other weights"

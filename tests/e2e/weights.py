@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare what the trainer sent with what the engine holds, parameter by parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def expected_in_engine(sent: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The trainer's tensor(s) behind a parameter of vLLM, which fuses projections along dimension 0."""
+    for fused, parts in _FUSED.items():
+        if f".{fused}." in name:
+            return torch.cat([sent[name.replace(fused, part)] for part in parts])
+    return sent[name]
+
+
+def compare_updates(folder: Path) -> int:
+    """Assert exact equality after every recorded update; returns how many were compared.
+
+    vLLM pads its vocabulary: rows past the trainer's must not matter and are left out.
+    """
+    held_files = sorted(folder.glob("held-*.pt"), key=lambda path: int(path.stem.split("-")[1]))
+    for path in held_files:
+        number = path.stem.split("-")[1]
+        sent, held = torch.load(folder / f"sent-{number}.pt"), torch.load(path)
+        assert held, f"the engine reported no parameter after update {number}"
+        for name, tensor in held.items():
+            wanted = expected_in_engine(sent, name)
+            torch.testing.assert_close(tensor[: wanted.shape[0]], wanted, rtol=0, atol=0, msg=f"{name}, update {number}")
+    return len(held_files)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight loading fails in the generator -> verl waits for ever -> the run ends with the cause within a minute."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.e2e.conftest import RunVerl, VerlRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def _check(run: VerlRun) -> None:
+    assert run.code not in (0, None)
+    assert "planted fault: this engine cannot load weights" in run.log
+    assert "WeightSyncError" in run.log
+    assert run.leftover_processes == 0
+
+
+def test_failed_weight_load_ends_a_synchronous_run_with_the_cause(run_verl: RunVerl) -> None:
+    run = run_verl("failing-sync", "trainer.total_training_steps=2", env={"PROBE_FAIL_LOAD": "1"}, timeout_s=420)
+    _check(run)
+    stamps = re.findall(r"failed to load the trainer's weights", run.log)
+    assert stamps
+
+
+def test_failed_weight_load_ends_a_disaggregated_run_with_the_cause(run_verl: RunVerl) -> None:
+    run = run_verl(
+        "failing-async",
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.hybrid_engine=False",
+        "trainer.v1.separate_async.parameter_sync_step=1",
+        "trainer.total_training_steps=2",
+        env={"PROBE_FAIL_LOAD": "0"},
+        timeout_s=420,
+    )
+    _check(run)
