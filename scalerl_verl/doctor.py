@@ -173,7 +173,8 @@ def _judge(report: Report, title: str, answer: dict[str, Any], use_cpu: bool) ->
     patches = answer["patches"]
     due = {spec.name for spec in SYMBOLS if _due(spec, use_cpu)} & set(patches)
     applied = {name for name in due if patches[name]["status"] == "applied"}
-    report.add(f"{title}: plugin loaded by {', '.join(answer['loaded_by']) or 'nobody'}; patches active {len(applied)}/{len(due)}")
+    loaders = ", ".join(answer["loaded_by"]) or "nobody"
+    report.add(f"{title}: plugin loaded by {loaders}; patches active {len(applied)}/{len(due)}")
     if not answer["loaded_by"]:
         report.trouble(f"{title}: the plugin was not loaded")
     for name, error in answer["import_errors"].items():
@@ -194,6 +195,7 @@ def _run_status(report: Report, folder: Path) -> None:
         entry = json.loads(path.read_text())
         applied = sum(patch["status"] == "applied" for patch in entry["patches"].values())
         refused = [name for name, patch in entry["patches"].items() if patch["status"] == "refused"]
-        report.add(f"  {entry['pid']:>8} {entry['title'][:60]:60} loaded by {'+'.join(entry['loaded_by'])}, {applied} active")
+        loaders = "+".join(entry["loaded_by"])
+        report.add(f"  {entry['pid']:>8} {entry['title'][:60]:60} loaded by {loaders}, {applied} active")
         for name in refused:
             report.trouble(f"process {entry['pid']}: patch {name} was refused")

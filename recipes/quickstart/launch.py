@@ -183,7 +183,7 @@ class Progress:
 
 
 def run_training(arguments: argparse.Namespace, paths: Paths) -> tuple[int, float]:
-    """Run main_ppo to its end; returns (exit code, peak GiB). Leaves no process and no shared memory, whatever happens."""
+    """Run main_ppo to its end and leave no process and no shared memory; returns (exit code, peak GiB)."""
     run_id = uuid.uuid4().hex
     began = time.time()
     memory = PeakMemory(run_id)

@@ -21,12 +21,12 @@ MAX_POSITIONS = 512
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
-    "{%- if message['role'] == 'user' -%}{{- '<|user|>' + message['content'] -}}"
-    "{%- elif message['role'] == 'assistant' -%}{{- '<|assistant|>' + message['content'] + '<|end|>' -}}"
+    f"{{%- if message['role'] == 'user' -%}}{{{{- '{USER}' + message['content'] -}}}}"
+    f"{{%- elif message['role'] == 'assistant' -%}}{{{{- '{ASSISTANT}' + message['content'] + '{END}' -}}}}"
     "{%- else -%}{{- raise_exception('This model knows the roles user and assistant, not ' + message['role']) -}}"
     "{%- endif -%}"
     "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+    f"{{%- if add_generation_prompt -%}}{{{{- '{ASSISTANT}' -}}}}{{%- endif -%}}"
 )
 
 

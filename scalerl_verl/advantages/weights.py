@@ -93,9 +93,7 @@ def row_weights(
     return weights_B
 
 
-def _check_rows(
-    num_tokens_B: NDArray[np.float64], kept_B: NDArray[Any], trains_B: NDArray[Any], num_rows: int
-) -> None:
+def _check_rows(num_tokens_B: NDArray[np.float64], kept_B: NDArray[Any], trains_B: NDArray[Any], num_rows: int) -> None:
     """Raise ValueError for arrays that do not describe one batch."""
     arrays = {"num_tokens_B": num_tokens_B, "kept_B": kept_B, "trains_B": trains_B}
     shapes = {name: array.shape for name, array in arrays.items()}

@@ -14,7 +14,17 @@ import time
 from pathlib import Path
 
 RUN_ID_ENV = "SCALERL_VERL_RUN_ID"
-SHM_PREFIXES = ("psm_", "sem.mp-", "sem.loky-", "verl_weights_", "torch_", "mp-", "__KMP_REGISTERED_LIB_", "plasma", "ray_")
+SHM_PREFIXES = (
+    "psm_",
+    "sem.mp-",
+    "sem.loky-",
+    "verl_weights_",
+    "torch_",
+    "mp-",
+    "__KMP_REGISTERED_LIB_",
+    "plasma",
+    "ray_",
+)
 """Names that Python, torch, OpenMP, Ray and verl give their segments."""
 
 

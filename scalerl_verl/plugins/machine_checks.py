@@ -96,7 +96,8 @@ def _reward(config: DictConfig) -> Iterator[str]:
 
 
 def _ports(config: DictConfig) -> Iterator[str]:
-    keys = ["ray_kwargs.ray_init.dashboard_port"] if select(config, "ray_kwargs.ray_init.include_dashboard", True) else []
+    dashboard = select(config, "ray_kwargs.ray_init.include_dashboard", True)
+    keys = ["ray_kwargs.ray_init.dashboard_port"] if dashboard else []
     if select(config, "transfer_queue.metrics.enabled", False):
         keys.append("transfer_queue.metrics.port")
     for key in keys:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import Any
 
-_ASKING_ENV = ("SCALERL_VERL_ACTIVE", "VERL_PLATFORM")
 _OUR_WORDS = ("scalerl", "prompt-mean")
 
 
@@ -27,7 +27,7 @@ def _guard_config(cause: str) -> None:
     import functools
     import importlib
 
-    config_module = importlib.import_module("verl.utils.config")
+    config_module: Any = importlib.import_module("verl.utils.config")
     original = config_module.validate_config
 
     @functools.wraps(original)

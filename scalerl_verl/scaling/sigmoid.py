@@ -143,6 +143,7 @@ def _minimise(
 
     x_K4, damping_K = x_K4.copy(), np.full(len(x_K4), 1e-3)
     residual_KN, jacobian_KN4 = evaluate(x_K4)
+    num_idle = 0
     for _ in range(num_steps):
         gradient_K4 = (jacobian_KN4 * residual_KN[..., None]).sum(1)
         # A parameter that a step would push out of its bounds does not take part in that step.
@@ -154,10 +155,14 @@ def _minimise(
         step_K4 = np.linalg.solve(normal_K44, (-gradient_K4 * ~stuck_K4)[..., None])[..., 0]
         trial_K4 = np.where(free, np.clip(x_K4 + step_K4, low, high), x_K4)
         trial_residual_KN, trial_jacobian_KN4 = evaluate(trial_K4)
-        better_K = (trial_residual_KN**2).sum(1) < (residual_KN**2).sum(1)
+        sums_K, trial_sums_K = (residual_KN**2).sum(1), (trial_residual_KN**2).sum(1)
+        better_K = trial_sums_K < sums_K
         x_K4[better_K], residual_KN[better_K] = trial_K4[better_K], trial_residual_KN[better_K]
         jacobian_KN4[better_K] = trial_jacobian_KN4[better_K]
         damping_K = np.clip(np.where(better_K, damping_K / 3, damping_K * 4), 1e-12, 1e12)
+        num_idle = 0 if np.any(trial_sums_K < sums_K * (1 - 1e-9)) else num_idle + 1
+        if num_idle == 10:
+            break
     return x_K4, (residual_KN**2).sum(1)
 
 

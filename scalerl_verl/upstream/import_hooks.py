@@ -31,8 +31,10 @@ class _CallbackLoader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._inner.exec_module(module)
-        for callback in _pending.pop(self._name, []):
+        for callback in _pending.get(self._name, []):
             callback(module)
+        # Only now: if a callback fails and its error is swallowed, the next import has to fail as well.
+        _pending.pop(self._name, None)
 
     def __getattr__(self, name: str) -> Any:
         # inspect, pkgutil and importlib.resources ask the loader for get_source, get_data, is_package, ...

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.conftest import NUM_PROMPTS, RunVerl, VerlRun
+from tests.e2e.conftest import RunVerl
+from tests.e2e.launching import NUM_PROMPTS, VerlRun
 from tests.e2e.weights import compare_updates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.e2e.conftest import GROUP_SIZE, NUM_PROMPTS, RunVerl, VerlRun
+from tests.e2e.conftest import RunVerl
+from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.weights import compare_updates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from tests.e2e.conftest import RunVerl, VerlRun
+from tests.e2e.conftest import RunVerl
+from tests.e2e.launching import VerlRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

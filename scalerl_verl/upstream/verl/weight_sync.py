@@ -78,8 +78,8 @@ class WatchedSocket:
             self._check_receiver()
             if time.monotonic() > deadline:
                 raise WeightSyncError(
-                    f"the generator gave no sign of life for {self._timeout_s:g} s during a weight update. Look for "
-                    f"an earlier error of the vLLM engine in this log; if loading is just slow, raise {SYNC_TIMEOUT_ENV}."
+                    f"the generator gave no sign of life for {self._timeout_s:g} s during a weight update. Look for an "
+                    f"earlier error of the vLLM engine in this log; if loading is just slow, raise {SYNC_TIMEOUT_ENV}."
                 )
 
     def _check_receiver(self) -> None:

@@ -121,9 +121,7 @@ def test_doubling_all_rewards_leaves_batch_normalised_advantages_unchanged(rows,
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.lists(
-        st.tuples(st.integers(0, 4), st.floats(-2.0, 2.0, width=32), st.booleans()), min_size=1, max_size=30
-    ),
+    rows=st.lists(st.tuples(st.integers(0, 4), st.floats(-2.0, 2.0, width=32), st.booleans()), min_size=1, max_size=30),
     adv_norm=st.sampled_from(["batch", "prompt", "none"]),
     zero_variance=st.sampled_from(["drop", "keep"]),
     shuffle=st.randoms(use_true_random=False),

@@ -47,22 +47,24 @@ def test_unknown_characters_stay_visible(tokenizer, model_module):
     assert tokenizer.decode(ids, skip_special_tokens=True) == model_module.UNKNOWN
 
 
-def test_chat_template_gives_one_token_for_each_marker_and_character(tokenizer):
+def test_chat_template_gives_one_token_for_each_marker_and_character(tokenizer, model_module):
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": "7+5-3"}], add_generation_prompt=True, tokenize=True, return_dict=False
     )
     assert tokenizer.convert_ids_to_tokens(ids) == ["<|user|>", "7", "+", "5", "-", "3", "<|assistant|>"]
     conversation = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
-    assert tokenizer.apply_chat_template(conversation, tokenize=False) == "<|user|>1+1<|assistant|>2<|end|>"
+    ids = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=False)
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<|user|>", *"1+1", "<|assistant|>", "2", model_module.END]
+    assert ids[-1] == tokenizer.eos_token_id
     with pytest.raises(Exception, match="system"):
         tokenizer.apply_chat_template([{"role": "system", "content": "x"}], tokenize=False)
 
 
-def test_think_markers_survive_the_decoding_that_precedes_grading(tokenizer):
-    ids = tokenizer.encode(RESPONSE + "<|end|>", add_special_tokens=False) + [tokenizer.pad_token_id] * 3
+def test_think_markers_survive_the_decoding_that_precedes_grading(tokenizer, model_module):
+    ids = tokenizer.encode(RESPONSE + model_module.END, add_special_tokens=False) + [tokenizer.pad_token_id] * 3
     assert len(ids) == 14 + 3
     assert tokenizer.decode(ids, skip_special_tokens=True) == RESPONSE
-    assert set(tokenizer.all_special_tokens) == {"<pad>", "<|end|>"}
+    assert set(tokenizer.all_special_tokens) == {model_module.PAD, model_module.END}
 
 
 def test_model_reloads_with_the_same_weights_and_settings(saved):

@@ -36,7 +36,7 @@ def run_dir(tmp_path):
     write_jsonl(folder / "validation" / "10.jsonl", evaluation(10, {"1+1": [1.0, 1.0, 0.0], "2+2": [1.0]}))
     key = "scalerl/data/generated_tokens_sum"
     lines = [{"step": 0, "data": {"val-core/acc": 0.25}}, {"step": 1, "data": {key: 100}}]
-    lines += [{"step": 2, "data": {key: 999}}, {"step": 2, "data": {key: 200}}, {"step": 2, "data": {"val-core/acc": 0.7}}]
+    lines += [{"step": 2, "data": data} for data in ({key: 999}, {key: 200}, {"val-core/acc": 0.75})]
     lines += [{"step": step, "data": {key: 10.0, "other": 1}} for step in range(3, 11)]
     write_jsonl(folder / "metrics.jsonl", lines)
     return folder

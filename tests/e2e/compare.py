@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the metrics of two runs that must have trained alike."""
+
+from __future__ import annotations
+
+import math
+
+from tests.e2e.launching import VerlRun
+
+_NOT_TRAINING = ("timing", "perf/", "actor/perf/", "mfu", "throughput")
+
+
+def training_metrics(run: VerlRun) -> dict[tuple[int, str], float]:
+    """(step, name) -> value, without timings and memory."""
+    return {
+        (step, name): value
+        for step, metrics in run.metrics.items()
+        for name, value in metrics.items()
+        if not any(part in name for part in _NOT_TRAINING)
+    }
+
+
+def differences(first: VerlRun, second: VerlRun, relative: float) -> list[str]:
+    """Metrics that only one run has or whose values differ by more than ``relative`` (absolute below 1)."""
+    one, other = training_metrics(first), training_metrics(second)
+    found = [f"only in one run: {key}" for key in sorted(one.keys() ^ other.keys())]
+    for key in sorted(one.keys() & other.keys()):
+        if not math.isclose(one[key], other[key], rel_tol=relative, abs_tol=relative):
+            found.append(f"{key}: {one[key]} and {other[key]}")
+    return found

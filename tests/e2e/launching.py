@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch verl's main_ppo as a user would and collect what the run left: shared by the CPU and GPU tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes, remove_shared_memory
+
+REPO = Path(__file__).resolve().parents[2]
+PROBE = Path(__file__).resolve().parent / "probe"
+NUM_PROMPTS, GROUP_SIZE = 8, 4
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def load_recipe_module(name: str) -> ModuleType:
+    """A module of recipes/quickstart, which is no package."""
+    path = REPO / "recipes" / "quickstart" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"quickstart_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass
+class VerlRun:
+    """A finished run: exit code, folder, log, seconds."""
+
+    folder: Path
+    code: int
+    seconds: float
+    log: str
+    leftover_processes: int
+    leftover_segments: list[str] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """Step -> metrics, from verl's JSONL logger."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
+
+    @property
+    def processes(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in (self.folder / "processes").glob("*.json")]
+
+    def tail(self, num_chars: int = 4000) -> str:
+        return self.log[-num_chars:]
+
+
+def make_assets(folder: Path) -> Path:
+    """A random model with the quickstart's tokenizer, 32 training problems (the second batch of 8 equal-reward)."""
+    import pandas
+    import torch
+
+    model_module = load_recipe_module("model")
+    torch.manual_seed(0)
+    tokenizer = model_module.build_tokenizer()
+    model_module.build_model(tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+    def row(index: int, answer: str) -> dict:
+        return {
+            "data_source": "tests/parity",
+            "prompt": [{"role": "user", "content": f"{index}+1"}],
+            "ability": "test",
+            "reward_model": {"style": "rule", "ground_truth": answer},
+            "extra_info": {"split": "train", "index": index},
+        }
+
+    answers = ["even", "equal", "even", "even"]
+    rows = [row(index, answers[index // NUM_PROMPTS]) for index in range(4 * NUM_PROMPTS)]
+    pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
+    pandas.DataFrame([row(100 + index, "even") for index in range(4)]).to_parquet(folder / "test.parquet")
+    return folder
+
+
+def launch_verl(
+    folder: Path, assets: Path, overrides: Sequence[str], env: dict[str, str], timeout_s: float = 600
+) -> VerlRun:
+    """Run main_ppo on the tiny model to its end; ends and counts whatever it left behind."""
+    probe_dir = folder / "weights"
+    probe_dir.mkdir(exist_ok=True)
+    run_id = uuid.uuid4().hex
+    environment = {
+        **os.environ,
+        "HYDRA_FULL_ERROR": "1",
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(folder),
+        "SCALERL_VERL_STATUS_DIR": str(folder / "processes"),
+        "PROBE_DIR": str(probe_dir),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROBE), os.environ.get("PYTHONPATH", "")])),
+        RUN_ID_ENV: run_id,
+        **env,
+    }
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *tiny_overrides(assets, folder), *overrides]
+    began, wall = time.time(), time.monotonic()
+    log_path = folder / f"log-{run_id[:6]}.txt"
+    try:
+        with log_path.open("w") as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            code = process.wait(timeout=timeout_s)
+    finally:
+        seconds = time.monotonic() - wall
+        leftover = count_leftover(run_id)
+        end_processes(run_id)
+        segments = remove_shared_memory(began)
+    return VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, segments)
+
+
+def count_leftover(run_id: str, grace_s: float = 30.0) -> int:
+    """Processes of the run that are still there ``grace_s`` seconds after its driver ended (daemons need a moment)."""
+    deadline = time.monotonic() + grace_s
+    while (count := len(find_processes(run_id))) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return count
+
+
+def tiny_overrides(assets: Path, folder: Path) -> list[str]:
+    """Sizes and paths of a run that takes seconds a step."""
+    return [
+        f"data.train_files={assets}/train.parquet",
+        f"data.val_files={assets}/test.parquet",
+        f"data.train_batch_size={NUM_PROMPTS}",
+        "data.max_prompt_length=16",
+        "data.max_response_length=16",
+        "data.shuffle=False",
+        f"actor_rollout_ref.model.path={assets}/model",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={NUM_PROMPTS}",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
+        f"actor_rollout_ref.rollout.n={GROUP_SIZE}",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.rollout.max_model_len=64",
+        "actor_rollout_ref.rollout.max_num_batched_tokens=512",
+        "actor_rollout_ref.rollout.max_num_seqs=32",
+        f"reward.custom_reward_function.path={Path(__file__).parent / 'reward.py'}",
+        "trainer.project_name=tests",
+        "trainer.experiment_name=tiny",
+        "trainer.logger=[console,file]",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.total_epochs=100",
+        "trainer.resume_mode=disable",
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
+    ]

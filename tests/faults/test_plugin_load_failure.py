@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our plugin cannot be loaded -> verl hides that and goes on -> a run with our names ends at once with the cause."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scalerl_verl.plugins.verl_entry import asks_for_us
+
+BREAK_PLUGIN = '''
+import sys
+
+class _Broken:
+    """Stands for a broken installation: the module behind the entry point cannot be imported."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == "scalerl_verl.plugins.install":
+            raise RuntimeError("planted fault")
+
+sys.meta_path.insert(0, _Broken())
+'''
+CAUSE = "scalerl_verl failed to load: RuntimeError: planted fault"
+
+
+class BrokenInstall:
+    """Runs main_ppo in an environment whose plugin raises on import."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ray_folder = folder / "ray"
+        self.ray_folder.mkdir()
+        (folder / "sitecustomize.py").write_text(BREAK_PLUGIN)
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
+        self.environment = {**clean, "PYTHONPATH": str(folder), "RAY_TMPDIR": str(self.ray_folder)}
+        self.cwd = folder
+
+    def main_ppo(self, *arguments: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], float]:
+        """The finished process and its seconds; 60 s is far below the minutes a worker would need to fail."""
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "verl.trainer.main_ppo", *arguments],
+            env={**self.environment, **environment},
+            cwd=self.cwd,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done, time.monotonic() - began
+
+    def check_refused(self, done: subprocess.CompletedProcess[str], seconds: float) -> None:
+        assert done.returncode != 0
+        assert seconds < 60
+        assert CAUSE in done.stderr
+        assert "scalerl doctor" in done.stderr
+        # Ray makes its session folder first of all.
+        assert list(self.ray_folder.iterdir()) == []
+        assert "Started a local Ray instance" not in done.stderr + done.stdout
+
+
+@pytest.fixture
+def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenInstall:
+    """The folder's name must hold none of our names: it stands on command lines."""
+    return BrokenInstall(tmp_path_factory.mktemp("broken"))
+
+
+@pytest.mark.parametrize("argument", ["+scalerl=recipe", "algorithm.adv_estimator=scalerl"])
+def test_run_with_our_name_on_the_command_line_ends_at_once_with_the_cause(
+    broken: BrokenInstall, argument: str
+) -> None:
+    broken.check_refused(*broken.main_ppo(argument))
+
+
+def test_run_with_our_name_in_a_config_file_only_is_refused_before_ray_starts(broken: BrokenInstall) -> None:
+    (broken.cwd / "mine.yaml").write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\nactor_rollout_ref:\n  actor:\n    loss_agg_mode: prompt-mean\n"
+    )
+    done, seconds = broken.main_ppo("--config-dir", str(broken.cwd), "--config-name", "mine")
+    broken.check_refused(done, seconds)
+    assert "in validate_config" not in done.stdout
+
+
+def test_run_without_our_names_still_works_and_shows_the_cause(broken: BrokenInstall) -> None:
+    done, _ = broken.main_ppo("--cfg", "job")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "adv_estimator: gae" in done.stdout
+    assert CAUSE in done.stderr
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "expected"),
+    [
+        (["main_ppo.py"], {}, False),
+        (["main_ppo.py", "+scalerl=recipe"], {}, True),
+        (["main_ppo.py", "algorithm.adv_estimator=scalerl"], {}, True),
+        (["main_ppo.py", "actor_rollout_ref.actor.policy_loss.loss_mode=scalerl_cispo"], {}, True),
+        (["main_ppo.py", "trainer.logger=console", "actor_rollout_ref.actor.loss_agg_mode=prompt-mean"], {}, True),
+        (["main_ppo.py", "algorithm.adv_estimator=grpo"], {}, False),
+        (["/opt/scalerl/main_ppo.py"], {}, False),
+        ([], {}, False),
+        (["main_ppo.py"], {"SCALERL_VERL_ACTIVE": "1"}, True),
+        (["main_ppo.py"], {"SCALERL_VERL_ACTIVE": "0"}, False),
+        (["main_ppo.py"], {"VERL_PLATFORM": "cpu"}, True),
+        (["main_ppo.py"], {"VERL_PLATFORM": "CPU"}, True),
+        (["main_ppo.py"], {"VERL_PLATFORM": "nvidia"}, False),
+    ],
+)
+def test_command_line_or_environment_asks_for_us(argv: list[str], environment: dict[str, str], expected: bool) -> None:
+    assert asks_for_us(argv, environment) is expected

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real runs on one GPU: nothing changes without our names; the recipe by name trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.compare import differences, training_metrics
+from tests.e2e.launching import VerlRun, launch_verl, make_assets
+from tests.e2e.weights import compare_updates
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+GPU = (
+    "trainer.nnodes=1",
+    "trainer.n_gpus_per_node=1",
+    "+ray_kwargs.ray_init.include_dashboard=False",
+    "data.dataloader_num_workers=0",
+    "reward.num_workers=1",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    "actor_rollout_ref.model.use_remove_padding=False",
+    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.use_torch_compile=False",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.enforce_eager=True",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
+    "actor_rollout_ref.rollout.agent.num_workers=1",
+    "actor_rollout_ref.rollout.calculate_log_probs=True",
+    "trainer.total_training_steps=2",
+)
+PLAIN = (
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.rollout.full_determinism=True",
+    "actor_rollout_ref.actor.fsdp_config.full_determinism=True",
+    # full_determinism gives every request the same seed, so groups have no variance: entropy makes the weights move.
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+)
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_assets(tmp_path_factory.mktemp("assets"))
+
+
+def _launch(tmp_path_factory: pytest.TempPathFactory, name: str, assets: Path, *lines: str, **env: str) -> VerlRun:
+    return launch_verl(tmp_path_factory.mktemp(name), assets, [*GPU, *lines], env)
+
+
+def test_plugin_changes_nothing_in_a_run_without_our_names(
+    tmp_path_factory: pytest.TempPathFactory, assets: Path
+) -> None:
+    """verl's full_determinism with batch-invariant kernels on a GPU: every training metric equal to the last bit."""
+    with_plugin = _launch(tmp_path_factory, "with", assets, *PLAIN)
+    without = _launch(tmp_path_factory, "without", assets, *PLAIN, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert with_plugin.code == 0, with_plugin.tail()
+    assert without.code == 0, without.tail()
+    assert any(name == "actor/grad_norm" and value > 0 for (_, name), value in training_metrics(without).items())
+    assert differences(with_plugin, without, relative=0.0) == []
+
+
+def test_recipe_by_name_trains_on_a_gpu(tmp_path_factory: pytest.TempPathFactory, assets: Path) -> None:
+    run = _launch(tmp_path_factory, "recipe", assets, "+scalerl=recipe", "actor_rollout_ref.actor.optim.lr=1e-4")
+    assert run.code == 0, run.tail()
+    assert compare_updates(run.folder / "weights") == 3
+    metrics = run.metrics[1]
+    assert metrics["scalerl/loss/nonfinite_tokens"] == 0
+    # bf16 on both sides: log-probs differ in the third digit, not in the first.
+    assert metrics["scalerl/mismatch/log_ratio_abs_mean"] < 0.05
+    assert metrics["actor/grad_norm"] > 0

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply, activate, refuse, revert and require patches, on stub modules that stand for verl and vLLM."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from scalerl_verl.errors import PatchError
+from scalerl_verl.upstream import import_hooks, registry
+from scalerl_verl.upstream.activation import ACTIVE_ENV, ALLOW_UNKNOWN_ENV, PLATFORM_ENV
+from scalerl_verl.upstream.spec import PatchSpec, source_hash
+
+STUB = "stub_upstream"
+SOURCE = '''\
+def scale(x):
+    return 10 * x
+
+
+class Worker:
+    def run(self):
+        return "original"
+'''
+
+
+@pytest.fixture(autouse=True)
+def isolated_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """An empty registry and hook table, a stub upstream on disk, stub version 1.2.3, no activation."""
+    monkeypatch.setattr(registry, "_states", {})
+    monkeypatch.setattr(registry, "on_change", [])
+    monkeypatch.setattr(import_hooks, "_pending", {})
+    monkeypatch.setattr(registry, "installed_version", lambda distribution: "1.2.3")
+    for name in (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV):
+        monkeypatch.setenv(name, "")
+    (tmp_path / f"{STUB}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    meta_path = list(sys.meta_path)
+    yield
+    sys.meta_path[:] = meta_path
+    sys.modules.pop(STUB, None)
+
+
+@pytest.fixture
+def active(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run uses one of our names."""
+    monkeypatch.setenv(ACTIVE_ENV, "1")
+
+
+def build_negated(original: Callable[[int], int], module: ModuleType) -> Callable[[int], int]:
+    def scale(x: int) -> int:
+        return -original(x)
+
+    return scale
+
+
+def hash_of_stub() -> str:
+    text = SOURCE.split("\n\n\n")[0]
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_spec(**changes: Any) -> PatchSpec:
+    fields: dict[str, Any] = {
+        "name": "stub.scale",
+        "module": STUB,
+        "target": "scale",
+        "build": build_negated,
+        "kind": "wrap",
+        "why": "a stub",
+        "distribution": "verl",
+        "versions": ">=1.2,<1.3",
+        "sources": (hash_of_stub(),),
+        "when": "named",
+        "removal": "never",
+    }
+    return PatchSpec(**{**fields, **changes})
+
+
+def load() -> ModuleType:
+    return importlib.import_module(STUB)
+
+
+def status(name: str = "stub.scale") -> str:
+    return registry.states()[name].status
+
+
+def test_patch_is_applied_during_the_import_of_its_module(active: None) -> None:
+    registry.install([make_spec()])
+    assert status() == "waiting"
+    assert load().scale(1) == -10
+    assert status() == "applied"
+    assert registry.states()["stub.scale"].late is False
+
+
+def test_patch_is_applied_once_however_often_it_is_installed_activated_and_applied(active: None) -> None:
+    spec = make_spec()
+    registry.install([spec])
+    registry.install([spec])
+    module = load()
+    registry.install([spec])
+    registry.activate()
+    registry.apply(spec, module)
+    assert module.scale(1) == -10, "an even number of applications would give +10"
+
+
+def test_method_of_a_class_is_a_target(active: None) -> None:
+    spec = make_spec(
+        name="stub.run",
+        target="Worker.run",
+        sources=(),
+        build=lambda original, module: lambda self: original(self) + ", patched",
+    )
+    registry.install([spec])
+    assert load().Worker().run() == "original, patched"
+
+
+def test_registering_patch_leaves_the_target_alone(active: None) -> None:
+    seen = []
+
+    def register(original: Any, module: ModuleType) -> Any:
+        seen.append(module.__name__)
+        return original
+
+    registry.install([make_spec(kind="register", sources=(), build=register)])
+    module = load()
+    assert seen == [STUB]
+    assert module.scale.__module__ == STUB
+    with pytest.raises(PatchError, match=r"stub\.scale"):
+        registry.revert("stub.scale")
+
+
+def test_run_without_our_names_leaves_the_patch_dormant() -> None:
+    registry.install([make_spec()])
+    module = load()
+    assert status() == "dormant"
+    assert module.scale(1) == 10
+    registry.activate()
+    assert status() == "dormant", "activation of a process that is not active must do nothing"
+
+
+@pytest.mark.parametrize(
+    ("when", "environment", "expected"),
+    [
+        ("always", {}, "applied"),
+        ("named", {}, "dormant"),
+        ("named", {ACTIVE_ENV: "1"}, "applied"),
+        ("named", {PLATFORM_ENV: "cpu"}, "applied"),
+        ("cpu", {ACTIVE_ENV: "1"}, "dormant"),
+        ("cpu", {PLATFORM_ENV: "CPU"}, "applied"),
+        ("cpu", {PLATFORM_ENV: "nvidia"}, "dormant"),
+    ],
+)
+def test_condition_decides_whether_a_patch_is_due(
+    monkeypatch: pytest.MonkeyPatch, when: str, environment: dict[str, str], expected: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    registry.install([make_spec(when=when)])
+    load()
+    assert status() == expected
+
+
+@pytest.mark.parametrize("late_ok", [False, True])
+def test_activation_applies_a_dormant_patch_and_marks_it_late(monkeypatch: pytest.MonkeyPatch, late_ok: bool) -> None:
+    registry.install([make_spec(late_ok=late_ok)])
+    module = load()
+    monkeypatch.setenv(ACTIVE_ENV, "1")
+    registry.activate()
+    assert status() == "applied"
+    assert module.scale(1) == -10
+    assert registry.states()["stub.scale"].late is not late_ok
+
+
+def test_required_patch_that_came_late_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.install([make_spec()])
+    load()
+    monkeypatch.setenv(ACTIVE_ENV, "1")
+    registry.activate()
+    with pytest.raises(PatchError, match=r"stub\.scale: applied too late, stub_upstream had been imported before"):
+        registry.require_active("stub.scale")
+
+
+REFUSALS = {
+    "version": ({"versions": ">=2"}, ["verl 1.2.3 is installed", ">=2"]),
+    "target": ({"target": "absent"}, ["stub_upstream.absent does not exist in verl 1.2.3"]),
+    "parent": ({"target": "Absent.run"}, ["stub_upstream.Absent.run does not exist in verl 1.2.3"]),
+    "source": ({"sources": ("0" * 64,)}, ["the source of stub_upstream.scale changed in verl 1.2.3"]),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_mismatch_is_refused_with_the_patch_the_reason_and_what_to_change(active: None, fault: str) -> None:
+    changes, fragments = REFUSALS[fault]
+    spec = make_spec(**changes)
+    registry.install([spec])
+    with pytest.raises(PatchError) as error:
+        load()
+    message = str(error.value)
+    for fragment in [*fragments, "'stub.scale'", f"Install verl {spec.versions}", f"{ALLOW_UNKNOWN_ENV}=1"]:
+        assert fragment in message
+    assert status() == "refused"
+    assert registry.states()["stub.scale"].detail in message
+    assert STUB not in sys.modules, "the import must fail with the patch"
+
+
+def test_module_without_an_installed_distribution_is_refused(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "installed_version", lambda distribution: None)
+    registry.install([make_spec()])
+    with pytest.raises(PatchError, match="no such distribution is installed"):
+        load()
+
+
+def test_dormant_patch_is_not_checked_against_the_installed_version() -> None:
+    registry.install([make_spec(versions=">=2")])
+    load()
+    assert status() == "dormant"
+
+
+@pytest.mark.parametrize("fault", ["version", "source"])
+def test_unknown_source_is_patched_on_request_and_the_reason_is_kept(
+    active: None, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv(ALLOW_UNKNOWN_ENV, "1")
+    changes, (fragment, *_) = REFUSALS[fault]
+    registry.install([make_spec(**changes)])
+    assert load().scale(1) == -10
+    assert status() == "applied"
+    assert fragment in registry.states()["stub.scale"].detail
+
+
+def test_missing_target_is_refused_even_on_request(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOW_UNKNOWN_ENV, "1")
+    registry.install([make_spec(target="absent")])
+    with pytest.raises(PatchError, match="does not exist"):
+        load()
+
+
+def test_revert_restores_the_very_same_object(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ACTIVE_ENV, "")
+    registry.install([make_spec()])
+    module = load()
+    original = module.scale
+    monkeypatch.setenv(ACTIVE_ENV, "1")
+    registry.activate()
+    assert module.scale is not original
+    registry.revert("stub.scale")
+    assert module.scale is original
+    assert status() == "reverted"
+    with pytest.raises(PatchError, match="is not applied"):
+        registry.revert("stub.scale")
+    with pytest.raises(PatchError, match=r"known: \['stub\.scale'\]"):
+        registry.revert("stub.unknown")
+
+
+def test_required_patches_are_all_named_with_their_state(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.install([make_spec(), make_spec(name="stub.waiting", module="stub_never_imported")])
+    load()
+    registry.install([make_spec(name="stub.dormant", when="cpu")])
+    registry.require_active("stub.scale")
+    with pytest.raises(PatchError) as error:
+        registry.require_active("stub.scale", "stub.waiting", "stub.dormant", "stub.unknown")
+    message = str(error.value)
+    assert "stub.scale" not in message
+    assert "stub.waiting: waiting  (stub_never_imported is not imported)" in message
+    assert "stub.dormant: dormant  (stub_upstream is imported)" in message
+    assert "stub.unknown: unknown in this process" in message
+    assert f"{ACTIVE_ENV}=1" in message and "scalerl doctor" in message
+
+
+def test_change_is_announced_after_an_application_only(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    registry.on_change.append(lambda: seen.append(status()))
+    registry.install([make_spec(), make_spec(name="stub.cpu", when="cpu")])
+    load()
+    assert seen == ["applied"]
+
+
+def test_states_are_a_copy(active: None) -> None:
+    registry.install([make_spec()])
+    registry.states().clear()
+    assert status() == "waiting"
+
+
+def test_source_hash_sees_through_wrappers_and_ignores_indentation_and_trailing_blanks(tmp_path: Path) -> None:
+    def same_text(indent: str, trailing: str) -> Any:
+        lines = SOURCE.split("\n\n\n")[0].splitlines()
+        text = "if True:\n" + "".join(f"{indent}{line}{trailing}\n" for line in lines)
+        path = tmp_path / f"stub_text_{len(indent)}_{len(trailing)}.py"
+        path.write_text(text)
+        return importlib.import_module(path.stem).scale
+
+    plain = load().scale
+    wrapped = functools.wraps(plain)(lambda x: 0)
+    hashes = {source_hash(value) for value in (plain, wrapped, same_text("    ", "  "))}
+    assert hashes == {hash_of_stub()}
+    assert source_hash(load().Worker) not in hashes
