@@ -93,7 +93,6 @@ def build_environment(paths: Paths, run_id: str) -> dict[str, str]:
         "VERL_LOGGING_LEVEL": "WARN",
         "PYTHONUNBUFFERED": "1",
         "HYDRA_FULL_ERROR": "1",
-        "RAY_DEDUP_LOGS": "0",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -114,6 +113,16 @@ def start_files(paths: Paths, fresh: bool) -> str:
         attempt = sum(1 for _ in paths.run.glob("metrics.*.jsonl"))
         paths.metrics.rename(paths.run / f"metrics.{attempt:03d}.jsonl")
     return "resuming the interrupted run from its last checkpoint" if resuming else "starting anew"
+
+
+def merge_attempts(paths: Paths) -> None:
+    """Put the metrics of interrupted attempts in front of the last one's, so that the report sees every step."""
+    earlier = sorted(paths.run.glob("metrics.[0-9][0-9][0-9].jsonl"))
+    # An attempt that was killed may end in half a line.
+    texts = [path.read_text() for path in (*earlier, paths.metrics)]
+    paths.metrics.write_text("".join(text[: text.rfind("\n") + 1] for text in texts))
+    for path in earlier:
+        path.unlink()
 
 
 class PeakMemory(threading.Thread):
@@ -190,7 +199,7 @@ def run_training(arguments: argparse.Namespace, paths: Paths) -> tuple[int, floa
     progress = Progress(paths)
     code = 1
     # A supervisor that sends TERM must get the same clean-up as a user who presses ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with paths.log.open("a") as log:
             process = subprocess.Popen(
@@ -256,6 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             explain_failure(paths)
         return code
+    merge_attempts(paths)
     paths.finished.touch()
     wall_s = time.time() - arguments.started_at
     report = [sys.executable, str(HERE / "report.py"), "--run-dir", str(paths.run), "--out", str(paths.out)]

@@ -64,7 +64,7 @@ class Settings:
     sft_batch_tokens: int = 1024
     sft_learning_rate: float = 1e-2
     demo_limit_tokens: int = 64
-    flaws: FlawRates = FlawRates()
+    flaws: FlawRates = dataclasses.field(default_factory=FlawRates)
 
     def __post_init__(self) -> None:
         for name in ("num_train_problems", "num_eval_problems", "sft_steps"):

@@ -187,7 +187,7 @@ def draw(summary: dict[str, Any], path: Path) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.set_xlim(left=-0.02 * millions[-1])
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=11)
+    axes.legend(loc="best", fontsize=11)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 

@@ -14,8 +14,10 @@ from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
-_IGNORES_AGG_MODE = ("gspo", "geo_mean")
+_IGNORES_AGG_MODE = ("sapo", "geo_mean")
 """verl's losses that hard-code their own aggregation."""
+_NOT_HOMOGENEOUS = ("dro", "clip_cov", "kl_cov")
+"""verl's losses with a term or a bound that does not scale with the advantage: weights in it change the objective."""
 
 Check = Callable[[DictConfig], Iterator[str]]
 
@@ -118,6 +120,17 @@ def _sampling(config: DictConfig) -> Iterator[str]:
         )
 
 
+def _row_weights(config: DictConfig) -> Iterator[str]:
+    loss = select(config, f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
+    users = {f"{_ACTOR}.loss_agg_mode": "prompt-mean", "algorithm.adv_estimator": "scalerl"}
+    asked = [f"{path}={value}" for path, value in users.items() if select(config, path) == value]
+    if asked and loss in _NOT_HOMOGENEOUS:
+        yield (
+            f"{_ACTOR}.policy_loss.loss_mode={loss} does not scale with the advantages, in which {' and '.join(asked)} "
+            "put weights: choose another loss, or verl's own aggregation and estimator"
+        )
+
+
 def _prompt_mean(config: DictConfig) -> Iterator[str]:
     if select(config, f"{_ACTOR}.loss_agg_mode") != "prompt-mean":
         return
@@ -176,4 +189,4 @@ def _slots(config: DictConfig) -> int:
     return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
-_CHECKS: tuple[Check, ...] = (_names, _algorithm_section, _estimator, _cispo, _prompt_mean, _cpu)
+_CHECKS: tuple[Check, ...] = (_names, _algorithm_section, _estimator, _cispo, _row_weights, _prompt_mean, _cpu)

@@ -14,6 +14,8 @@ _VALUES: dict[str, frozenset[str]] = {
     "actor_rollout_ref.actor.loss_agg_mode": frozenset({"prompt-mean"}),
     "algorithm.adv_estimator": frozenset({"scalerl"}),
     "actor_rollout_ref.rollout.checkpoint_engine.backend": frozenset({"gloo"}),
+    "trainer.v1.trainer_mode": frozenset({"pipeline_rl", "ppo_off_policy"}),
+    "actor_rollout_ref.rollout.agent.default_agent_loop": frozenset({"forced_interruption"}),
 }
 _SECTIONS = ("algorithm.scalerl", "trainer.v1.sampler.sampler_kwargs.poll_interval_s")
 PREFIX = "scalerl"

@@ -46,10 +46,11 @@ class SigmoidFit:
     verdict: str
 
 
-def sigmoid(compute: ArrayLike, A: float, B: float, C_mid: float, R0: float) -> Array:
+def sigmoid(compute: ArrayLike, A: float, B: float | Array, C_mid: float | Array, R0: float) -> Array:
     """Return `R0 + (A - R0) / (1 + (C_mid / C)^B)` (Eq. 1), which is R0 at C = 0 and half way to A at C_mid.
 
-    `compute` has any shape and unit, C_mid > 0 has the same unit; B > 0 is the steepness and A the ceiling.
+    `compute` has any unit and shape, C_mid > 0 has the same unit; B > 0 is the steepness and A the ceiling. Arrays
+    broadcast.
     """
     compute = np.asarray(compute, dtype=np.float64)
     if not (np.all(np.asarray(B) > 0) and np.all(np.asarray(C_mid) > 0)):
@@ -75,7 +76,7 @@ def fit_sigmoid(compute: ArrayLike, score: ArrayLike, R0: float | None = None) -
     """
     compute, score = _check(compute, score, R0)
     lowest = A_STEP if R0 is None else R0
-    grid = np.arange(1.0, lowest + A_STEP / 2, -A_STEP)[::-1]
+    grid = np.arange(1.0, lowest + A_STEP / 2, -A_STEP, dtype=np.float64)[::-1]
     # Columns of x are (log B, log C_mid, A, R0); a pinned column has equal bounds.
     low = np.array([math.log(B_RANGE[0]), math.log(compute[0] / C_MID_MARGIN), 0.0, 0.0 if R0 is None else R0])
     high = np.array([math.log(B_RANGE[1]), math.log(compute[-1] * C_MID_MARGIN), 1.0, 1.0 if R0 is None else R0])

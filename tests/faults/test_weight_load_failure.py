@@ -15,16 +15,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 def _check(run: VerlRun) -> None:
     assert run.code not in (0, None)
-    assert "planted fault: this engine cannot load weights" in run.log
-    assert "WeightSyncError" in run.log
+    # In the error that ends the run, not only somewhere in the engine's own log.
+    wanted = r"WeightSyncError: the generator failed to load the trainer's weights: .*planted fault"
+    assert re.search(wanted, run.log), run.tail()
     assert run.leftover_processes == 0
 
 
 def test_failed_weight_load_ends_a_synchronous_run_with_the_cause(run_verl: RunVerl) -> None:
     run = run_verl("failing-sync", "trainer.total_training_steps=2", env={"PROBE_FAIL_LOAD": "1"}, timeout_s=420)
     _check(run)
-    stamps = re.findall(r"failed to load the trainer's weights", run.log)
-    assert stamps
 
 
 def test_failed_weight_load_ends_a_disaggregated_run_with_the_cause(run_verl: RunVerl) -> None:

@@ -93,7 +93,9 @@ class WatchedSocket:
         try:
             ray.get(self._receiver)
         except Exception as error:
-            raise WeightSyncError(f"the generator failed to load the trainer's weights: {error}") from error
+            # Ray renders the whole remote traceback, which `from error` keeps; its last line is the cause.
+            cause = str(error).strip().splitlines()[-1]
+            raise WeightSyncError(f"the generator failed to load the trainer's weights: {cause}") from error
         raise WeightSyncError("the generator ended its side of the weight update before all weights were sent")
 
 
@@ -115,6 +117,20 @@ def _build_socket(original: Any, module: ModuleType) -> Any:
         self.socket = WatchedSocket(self.socket, _receiver.get(), sync_timeout_s())
 
     return _init_socket
+
+
+def _build_receive(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def receive_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except BufferError as error:
+            # Closing shared memory that tensors of the failed load still point to; the load's own error is the cause.
+            if error.__context__ is not None:
+                raise error.__context__ from None
+            raise
+
+    return receive_weights
 
 
 SPECS = (
@@ -144,6 +160,20 @@ SPECS = (
         sources=("456addd6e180d29b43abb76fe8d4eb5771b055b04646100c3f55cb15f1915389",),
         when="named",
         removal="verl gives its transfer socket a time-out and reports the receiver's error",
+        late_ok=True,
+    ),
+    PatchSpec(
+        name="verl.weight_sync.cause",
+        module="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
+        target="BucketedWeightReceiver.receive_weights",
+        build=_build_receive,
+        kind="wrap",
+        why="When loading a bucket fails, closing the shared memory fails too and its BufferError hides the cause.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("5bea733ba6ca24761759dfb2d4c0449c54d50601c421adaded3b898f73a75250",),
+        when="named",
+        removal="verl releases its tensors before it closes the shared memory",
         late_ok=True,
     ),
 )

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package is installed, but the run uses none of its names: verl and vLLM must be as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from scalerl_verl.upstream.table import SYMBOLS
+
+RUN_WITHOUT_OUR_NAMES = """
+import importlib, inspect, json, logging, os
+from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.upstream.spec import resolve
+from scalerl_verl.upstream.table import SYMBOLS
+
+install_vllm_alias()
+import verl
+from scalerl_verl.plugins import vllm_entry
+vllm_entry.register()
+
+targets = {}
+for spec in SYMBOLS:
+    _, _, value = resolve(importlib.import_module(spec.module), spec.target)
+    targets[spec.name] = {
+        "wrapped": hasattr(value, "__wrapped__") or (callable(value) and inspect.unwrap(value) is not value),
+        "file": getattr(getattr(value, "__code__", None), "co_filename", None),
+        "own_info": "info" in vars(value) if isinstance(value, logging.Logger) else None,
+        "devices": [
+            device
+            for model in getattr(value, "_engines", {}).values()
+            for backend in model.values()
+            for device in backend
+        ],
+    }
+
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from scalerl_verl.plugins.startup import prepare_run
+from scalerl_verl.upstream.registry import states
+
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", overrides=["algorithm.adv_estimator=grpo"])
+before = OmegaConf.to_yaml(config)
+asked = prepare_run(config)
+print("UNTOUCHED " + json.dumps({
+    "targets": targets,
+    "states": {name: state.status for name, state in states().items()},
+    "asked": asked,
+    "same_config": OmegaConf.to_yaml(config) == before,
+    "active_env": os.environ.get("SCALERL_VERL_ACTIVE"),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    """What a process of such a run found, after importing every module we could patch."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_WITHOUT_OUR_NAMES], env=environment, capture_output=True, text=True, timeout=300
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("UNTOUCHED ")]
+    assert lines, done.stderr[-2000:]
+    assert "[scalerl_verl] active" not in done.stderr
+    return json.loads(lines[-1].removeprefix("UNTOUCHED "))
+
+
+def test_every_patch_but_the_start_up_check_is_dormant(plain: dict[str, Any]) -> None:
+    assert plain["states"] == {spec.name: "applied" if spec.when == "always" else "dormant" for spec in SYMBOLS}
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SYMBOLS if spec.when != "always"], ids=lambda spec: spec.name)
+def test_target_is_the_original_object(plain: dict[str, Any], spec: Any) -> None:
+    target = plain["targets"][spec.name]
+    assert target["wrapped"] is False
+    assert target["own_info"] is not True
+    if target["file"] is not None:
+        assert f"/{spec.distribution}/" in target["file"] and "scalerl_verl" not in target["file"]
+
+
+def test_check_above_tells_a_wrapped_function_from_an_original(plain: dict[str, Any]) -> None:
+    """The start-up check is applied in every run, so it must look wrapped here."""
+    target = plain["targets"]["verl.startup_check"]
+    assert target["wrapped"] is True
+    assert "scalerl_verl" in target["file"]
+
+
+def test_engines_are_registered_for_no_further_device(plain: dict[str, Any]) -> None:
+    devices = plain["targets"]["verl.cpu.engines"]["devices"]
+    assert devices, "verl's registry has another layout: read it another way"
+    assert "cpu" not in devices
+
+
+def test_start_up_check_changes_neither_config_nor_environment(plain: dict[str, Any]) -> None:
+    assert plain["asked"] == {}
+    assert plain["same_config"] is True
+    assert plain["active_env"] is None

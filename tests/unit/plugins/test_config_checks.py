@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start-up check on verl's real config, composed through Hydra with and without our presets."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import verl  # noqa: F401 - loads the plugin, which puts our presets on Hydra's search path
+from hydra import compose, initialize_config_module
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import FSDPActorConfig
+
+import scalerl_verl.configs
+from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.plugins import machine_checks, startup
+from scalerl_verl.plugins.config_checks import find_problems
+from scalerl_verl.plugins.names import asked_names
+from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
+from scalerl_verl.upstream import registry
+from scalerl_verl.upstream.activation import ACTIVE_ENV, FORWARDED_ENV, PLATFORM_ENV
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+PRESETS = sorted(path.stem for path in Path(scalerl_verl.configs.__file__).parent.glob("scalerl/*.yaml"))
+ON_CPU = ("cpu", "quickstart")
+GOLDEN = Path(__file__).with_name("golden_keys.txt")
+
+
+@functools.lru_cache(maxsize=None)
+def _compose(*overrides: str) -> DictConfig:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=list(overrides))
+
+
+def compose_config(*overrides: str) -> DictConfig:
+    return copy.deepcopy(_compose(*overrides))
+
+
+def changed(preset: str, changes: dict[str, Any]) -> DictConfig:
+    """The composed config with a preset, some of its values replaced afterwards."""
+    config = compose_config(*([f"+scalerl={preset}"] if preset else []))
+    with open_dict(config):
+        for path, value in changes.items():
+            OmegaConf.update(config, path, value, force_add=True)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FORWARDED_ENV:
+        monkeypatch.setenv(name, "set, so that it is put back")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLATFORM_ENV, "cpu")
+
+
+@pytest.fixture
+def only_config_checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """prepare_run without a look at this machine, and without patching this process; returns what was activated."""
+    calls: list[str] = []
+    monkeypatch.setattr(machine_checks, "find_problems", lambda config: [])
+    monkeypatch.setattr(registry, "activate", lambda: calls.append("activate"))
+    return calls
+
+
+def test_the_presets_are_those_of_the_configs_folder() -> None:
+    assert {"recipe", "cispo", "prompt_mean", "advantage", "cpu", "quickstart"} <= set(PRESETS)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_composes_and_contradicts_nothing(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if preset in ON_CPU:
+        monkeypatch.setenv(PLATFORM_ENV, "cpu")
+    # verl's default is one response a prompt, which no group baseline can work with.
+    config = changed(preset, {f"{ROLLOUT}.n": 4} if preset == "advantage" else {})
+    assert find_problems(config) == []
+    assert asked_names(config), "a preset of ours must make the run one of ours"
+
+
+def test_unknown_preset_is_refused_with_the_available_ones() -> None:
+    with pytest.raises(MissingConfigException) as error:
+        compose_config("+scalerl=nope")
+    assert "scalerl/nope" in str(error.value)
+    assert all(f"\t{preset}\n" in str(error.value) for preset in PRESETS)
+
+
+def test_config_of_verl_alone_asks_for_nothing_of_ours() -> None:
+    assert asked_names(compose_config()) == {}
+    assert find_problems(compose_config()) == []
+
+
+CORRECTION = "algorithm.rollout_correction"
+REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "misspelt loss": (
+        "",
+        {f"{ACTOR}.policy_loss.loss_mode": "scalerl_cipso"},
+        [f"{ACTOR}.policy_loss.loss_mode=scalerl_cipso does not exist", "scalerl_cispo"],
+    ),
+    "misspelt estimator": (
+        "",
+        {"algorithm.adv_estimator": "scalerl_adv"},
+        ["algorithm.adv_estimator=scalerl_adv does not exist"],
+    ),
+    "trainer mode of a later version": (
+        "",
+        {"trainer.v1.trainer_mode": "pipeline_rl"},
+        ["trainer.v1.trainer_mode=pipeline_rl is not in this version"],
+    ),
+    "agent loop of a later version": (
+        "",
+        {f"{ROLLOUT}.agent.default_agent_loop": "forced_interruption"},
+        [f"{ROLLOUT}.agent.default_agent_loop=forced_interruption is not in this version"],
+    ),
+    "old trainer": ("recipe", {"trainer.use_v1": False}, ["trainer.use_v1=False", "set trainer.use_v1=True"]),
+    "unknown key of our section": (
+        "recipe",
+        {"algorithm.scalerl.adv_nrom": "batch"},
+        ["algorithm.scalerl.adv_nrom does not exist", "adv_norm, zero_variance"],
+    ),
+    "unknown normalisation": (
+        "recipe",
+        {"algorithm.scalerl.adv_norm": "grpo"},
+        ["algorithm.scalerl.adv_norm='grpo'", "batch, prompt, none"],
+    ),
+    "unknown treatment of zero variance": (
+        "recipe",
+        {"algorithm.scalerl.zero_variance": "resample"},
+        ["algorithm.scalerl.zero_variance='resample'", "drop, keep"],
+    ),
+    "section that another estimator does not read": (
+        "recipe",
+        {"algorithm.adv_estimator": "grpo"},
+        ["algorithm.scalerl is read by the estimator scalerl only", "algorithm.adv_estimator=grpo"],
+    ),
+    "two filters of groups": (
+        "recipe",
+        {"algorithm.filter_groups.enable": True},
+        ["algorithm.scalerl.zero_variance=drop", "algorithm.filter_groups.enable=True"],
+    ),
+    "group of one": ("recipe", {f"{ROLLOUT}.n": 1}, [f"{ROLLOUT}.n=1", "2 or more"]),
+    "KL in the reward": ("recipe", {"algorithm.use_kl_in_reward": True}, ["algorithm.use_kl_in_reward=True"]),
+    "cap of zero": ("recipe", {f"{ACTOR}.policy_loss.eps_max": 0}, [f"{ACTOR}.policy_loss.eps_max=0", "above 0"]),
+    "cap that is text": ("recipe", {f"{ACTOR}.policy_loss.eps_max": "5"}, [f"{ACTOR}.policy_loss.eps_max='5'"]),
+    "recomputed log-probs": ("recipe", {f"{CORRECTION}.bypass_mode": False}, [f"{CORRECTION}.bypass_mode=False"]),
+    "second correction": ("recipe", {f"{CORRECTION}.rollout_is": "token"}, [f"{CORRECTION}.rollout_is", "null"]),
+    "rejection": ("recipe", {f"{CORRECTION}.rollout_rs": "token_k1"}, [f"{CORRECTION}.rollout_rs", "null"]),
+    "no sampling-time log-probs": (
+        "recipe",
+        {f"{ROLLOUT}.calculate_log_probs": False},
+        [f"{ROLLOUT}.calculate_log_probs=False"],
+    ),
+    "greedy sampling": ("recipe", {f"{ROLLOUT}.temperature": 0}, [f"{ROLLOUT}.temperature=0", "above 0"]),
+    "raw log-probs at another temperature": (
+        "recipe",
+        {f"{ROLLOUT}.temperature": 0.7, f"{ROLLOUT}.logprobs_mode": "raw_logprobs"},
+        [f"{ROLLOUT}.logprobs_mode=raw_logprobs with temperature=0.7", "processed_logprobs"],
+    ),
+    "nucleus sampling": ("recipe", {f"{ROLLOUT}.top_p": 0.9}, [f"{ROLLOUT}.top_p=0.9", "top_p=1.0"]),
+    "top-k sampling": ("recipe", {f"{ROLLOUT}.top_k": 40}, ["top_k=40", "top_k=-1"]),
+    "half precision": ("recipe", {f"{ROLLOUT}.dtype": "half"}, [f"{ROLLOUT}.dtype=float16"]),
+    "prompt average with SAPO": (
+        "prompt_mean",
+        {f"{ACTOR}.policy_loss.loss_mode": "sapo"},
+        [f"{ACTOR}.loss_agg_mode=prompt-mean would be ignored by policy_loss.loss_mode=sapo"],
+    ),
+    "prompt average with GMPO": (
+        "prompt_mean",
+        {f"{ACTOR}.policy_loss.loss_mode": "geo_mean"},
+        [f"{ACTOR}.loss_agg_mode=prompt-mean would be ignored by policy_loss.loss_mode=geo_mean"],
+    ),
+    "prompt average with DRO": (
+        "prompt_mean",
+        {f"{ACTOR}.policy_loss.loss_mode": "dro"},
+        [f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.loss_agg_mode=prompt-mean"],
+    ),
+    "our advantages with Clip-Cov": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.loss_mode": "clip_cov", f"{ACTOR}.loss_agg_mode": "token-mean"},
+        [f"{ACTOR}.policy_loss.loss_mode=clip_cov", "algorithm.adv_estimator=scalerl"],
+    ),
+    "entropy bonus": ("recipe", {f"{ACTOR}.entropy_coeff": 0.01}, [f"{ACTOR}.entropy_coeff=0.01", "entropy_coeff=0"]),
+    "KL loss": ("recipe", {f"{ACTOR}.use_kl_loss": True}, [f"{ACTOR}.use_kl_loss=True", "use_kl_loss=False"]),
+    "distillation": ("recipe", {"distillation.enabled": True}, ["distillation.enabled=True", "prompt-mean"]),
+    "CPU without its platform": ("recipe", {"trainer.device": "cpu"}, ["trainer.device=cpu", f"{PLATFORM_ENV}=cpu"]),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_contradiction_is_refused_with_its_key(fault: str) -> None:
+    preset, changes, fragments = REFUSALS[fault]
+    config = changed(preset, changes)
+    problems = find_problems(config)
+    assert len(problems) == 1, problems
+    assert all(fragment in problems[0] for fragment in fragments), problems[0]
+    assert asked_names(config), "a run that is refused for a name of ours must count as one of ours"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("trainer.device", "cuda"),
+        (f"{ACTOR}.strategy", "fsdp"),
+        ("actor_rollout_ref.model.use_remove_padding", True),
+        (f"{ROLLOUT}.enforce_eager", False),
+        (f"{ROLLOUT}.enable_sleep_mode", True),
+        (f"{ROLLOUT}.free_cache_engine", True),
+    ],
+)
+def test_setting_that_cannot_work_on_the_cpu_is_refused(on_cpu: None, path: str, value: Any) -> None:
+    (problem,) = find_problems(changed("cpu", {path: value}))
+    assert f"{path}={value} with {PLATFORM_ENV}=cpu" in problem
+    assert "+scalerl=cpu sets all of these" in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({"ray_kwargs.ray_init.num_gpus": 0}, 1),
+        ({"ray_kwargs.ray_init.num_gpus": None}, 1),
+        ({"ray_kwargs.ray_init.num_gpus": 2, "trainer.n_gpus_per_node": 3}, 3),
+        ({"ray_kwargs.ray_init.num_gpus": 1, "trainer.v1.trainer_mode": "separate_async"}, 2),
+    ],
+)
+def test_too_few_logical_slots_on_the_cpu_are_refused(on_cpu: None, changes: dict[str, Any], needed: int) -> None:
+    (problem,) = find_problems(changed("cpu", changes))
+    assert f"ray_kwargs.ray_init.num_gpus={changes['ray_kwargs.ray_init.num_gpus']}" in problem
+    assert f"set +ray_kwargs.ray_init.num_gpus={needed}" in problem
+
+
+def test_slots_of_an_existing_cluster_are_not_ours_to_judge(on_cpu: None) -> None:
+    changes = {"ray_kwargs.ray_init.num_gpus": None, "ray_kwargs.ray_init.address": "10.0.0.1:6379"}
+    assert find_problems(changed("cpu", changes)) == []
+
+
+def test_all_problems_are_listed_at_once(only_config_checks: list[str]) -> None:
+    changes = {
+        "algorithm.scalerl.adv_norm": "x",
+        "algorithm.scalerl.zero_variance": "y",
+        f"{ROLLOUT}.n": 1,
+        f"{ROLLOUT}.top_p": 0.9,
+        f"{ACTOR}.entropy_coeff": 0.5,
+    }
+    with pytest.raises(ScaleRLConfigError) as error:
+        startup.prepare_run(changed("recipe", changes))
+    assert len(error.value.problems) == 5
+    for key in ("adv_norm", "zero_variance", f"{ROLLOUT}.n", f"{ROLLOUT}.top_p", f"{ACTOR}.entropy_coeff"):
+        assert sum(key in problem.split(":")[0] for problem in error.value.problems) == 1, key
+    assert "5. " in str(error.value)
+    assert only_config_checks == [], "a refused run must not be activated"
+    assert ACTIVE_ENV not in os.environ
+
+
+def test_names_work_by_verl_s_plain_syntax_without_a_preset(only_config_checks: list[str]) -> None:
+    config = compose_config(
+        f"{ACTOR}.policy_loss.loss_mode=scalerl_cispo",
+        f"+{ACTOR}.policy_loss.eps_max=4",
+        f"{ACTOR}.loss_agg_mode=prompt-mean",
+        f"{ROLLOUT}.calculate_log_probs=True",
+        f"{CORRECTION}.bypass_mode=True",
+    )
+    asked = startup.prepare_run(config)
+    assert asked == {f"{ACTOR}.policy_loss.loss_mode": "scalerl_cispo", f"{ACTOR}.loss_agg_mode": "prompt-mean"}
+    section = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+    assert type(section) is ScaleRLPolicyLossConfig
+    assert section.eps_max == 4
+    assert section.get("eps_max") == 4
+    assert only_config_checks == ["activate"]
+    assert os.environ[ACTIVE_ENV] == "1"
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars[ACTIVE_ENV] == "1"
+
+
+def test_loss_of_verl_keeps_verl_s_own_section(only_config_checks: list[str]) -> None:
+    config = changed("prompt_mean", {})
+    before = OmegaConf.to_yaml(config.actor_rollout_ref)
+    startup.prepare_run(config)
+    assert OmegaConf.to_yaml(config.actor_rollout_ref) == before
+    assert type(omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)) is not ScaleRLPolicyLossConfig
+
+
+def test_section_refuses_a_negative_cap() -> None:
+    with pytest.raises(ValueError, match="eps_max=-1"):
+        ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=-1)
+
+
+def test_error_survives_pickling_as_ray_does_it() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(ScaleRLConfigError(["first", "second"])))
+    assert error.problems == ("first", "second")
+    assert str(error) == str(ScaleRLConfigError(["first", "second"]))
+
+
+def _loss_of_verl(name: str, scale: float, mode: str) -> float:
+    """The loss called ``name`` on one fixed random micro-batch, all advantages times ``scale``."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (4, 6)
+    log_prob = -2 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    old_log_prob = log_prob + 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    advantages = 4 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    mask = torch.arange(6)[None, :] < torch.tensor([6, 3, 5, 2])[:, None]
+    config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=16, global_batch_size=4)
+    object.__setattr__(config.policy_loss, "dro_beta", 0.5)
+    object.__setattr__(config.policy_loss, "clip_cov_ratio", 0.5)
+    object.__setattr__(config.policy_loss, "kl_cov_ratio", 0.5)
+    object.__setattr__(config.policy_loss, "rollout_correction", {"bypass_mode": True})
+    torch.manual_seed(0)
+    loss, _ = POLICY_LOSS_REGISTRY[name](old_log_prob, log_prob, advantages * scale, mask, mode, config)
+    return float(loss)
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))
+def test_prompt_average_is_refused_exactly_for_losses_it_would_not_be_exact_for(name: str) -> None:
+    """Prompt weights in the advantages need a loss that scales with them and follows the aggregation mode."""
+    plain, doubled = _loss_of_verl(name, 1.0, "token-sum"), _loss_of_verl(name, 2.0, "token-sum")
+    scales = doubled == pytest.approx(2 * plain, rel=1e-9)
+    follows = _loss_of_verl(name, 1.0, "seq-mean-token-sum") == pytest.approx(plain / 4, rel=1e-9)
+    config = changed("prompt_mean", {f"{ACTOR}.policy_loss.loss_mode": name})
+    with open_dict(config):
+        config.actor_rollout_ref.rollout.calculate_log_probs = True
+        config.algorithm.rollout_correction.bypass_mode = True
+    assert (find_problems(config) == []) is (scales and follows)
+
+
+def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _flatten(value, f"{prefix}{key}.")
+    else:
+        yield prefix.removesuffix("."), node
+
+
+def _flat(config: DictConfig) -> dict[str, Any]:
+    return dict(_flatten(OmegaConf.to_container(config, resolve=False)))
+
+
+def test_presets_change_exactly_the_keys_on_the_golden_list() -> None:
+    default, absent = _flat(compose_config()), SimpleNamespace()
+    lines = [
+        f"{preset} {key}={json.dumps(value)}"
+        for preset in PRESETS
+        for key, value in sorted(_flat(compose_config(f"+scalerl={preset}")).items())
+        if default.get(key, absent) != value
+    ]
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        GOLDEN.write_text("\n".join(lines) + "\n")
+    golden = GOLDEN.read_text().splitlines()
+    missing, added = sorted(set(golden) - set(lines)), sorted(set(lines) - set(golden))
+    assert not missing and not added, (
+        f"gone: {missing}\nnew: {added}\nIf this is meant: UPDATE_GOLDEN=1 pytest {Path(__file__).name}, and review "
+        f"the change of {GOLDEN.name}"
+    )
