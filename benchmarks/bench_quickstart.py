@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does the quickstart learn, with every seed? Runs recipes/quickstart/run.sh and records start and final pass rates.
 
-    python benchmarks/bench_quickstart.py --seeds 0 1 2
+python benchmarks/bench_quickstart.py --seeds 0 1 2
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def run_seed(seed: int, out: Path, extra: list[str]) -> dict[str, Any]:
     Raises:
         RuntimeError: the run failed.
     """
-    command = ["bash", str(REPO / "recipes/quickstart/run.sh"), "--fresh", "--seed", str(seed), "--out", str(out), *extra]
+    script = REPO / "recipes" / "quickstart" / "run.sh"
+    command = ["bash", str(script), "--fresh", "--seed", str(seed), "--out", str(out), *extra]
     code = subprocess.run(command, check=False).returncode
     if code != 0:
         raise RuntimeError(f"{' '.join(command)} ended with exit code {code}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the generated parts of README.md: benchmark tables and the list of upstream symbols.
 
-    python benchmarks/report.py           rewrite them
-    python benchmarks/report.py --check   exit 1 if README.md is out of date
+python benchmarks/report.py           rewrite them
+python benchmarks/report.py --check   exit 1 if README.md is out of date
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _entry_points(report: Report) -> None:
                 f"{len(found)} entry points 'scalerl' in {group}, expected 1: reinstall with pip install scalerl-verl"
             )
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
-    if policy not in ("auto", "") and "scalerl" not in policy.split(","):
+    if policy != "auto" and "scalerl" not in {name.strip() for name in policy.split(",")}:
         report.trouble(f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading scalerl: unset it or add scalerl")
 
 

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 STAGES = (
     ("Started a local Ray instance", "Ray is up; starting the trainer (about 20 s)"),
     ("After FSDP", "the trainer holds the model; starting vLLM (about 30 s)"),
-    ("SingleTurnAgentLoop", "generating"),
+    ("Using dataset class", "vLLM is up; measuring the start level"),
 )
 """What verl prints at a stage -> what it means to a reader who waits."""
 
@@ -126,7 +126,9 @@ def merge_attempts(paths: Paths) -> None:
 
 
 class PeakMemory(threading.Thread):
-    """Samples the run's memory every two seconds."""
+    """Samples the run's memory; reading it walks every page table, so not too often."""
+
+    interval_s = 10.0
 
     def __init__(self, run_id: str) -> None:
         super().__init__(daemon=True)
@@ -135,7 +137,7 @@ class PeakMemory(threading.Thread):
         self.peak_gib = 0.0
 
     def run(self) -> None:
-        while not self._stop_requested.wait(2.0):
+        while not self._stop_requested.wait(self.interval_s):
             self.peak_gib = max(self.peak_gib, resident_gib(self._run_id))
 
     def finish(self) -> float:

@@ -73,7 +73,8 @@ def fold_row_weights(data: Any) -> Any:
 
     verl divides a mini-batch's loss by constants; the weights make that the average over what trains (see
     `scalerl_verl.advantages.row_weights`). This is exact for losses that are positively homogeneous in the advantage;
-    the start-up check refuses the others. Without the estimator ``scalerl`` and without ``prompt-mean`` nothing is touched.
+    the start-up check refuses the others. Without the estimator ``scalerl`` and without ``prompt-mean`` nothing is
+    touched.
 
     Args:
         data: verl's DataProto after the estimator, rows in the order of the batch, padding rows included.

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import least_squares
+from scipy.stats import t as student
 
 MIN_POINTS = 5
 MAX_INTERVAL_WIDTH = 0.1
@@ -82,37 +84,22 @@ def fit_sigmoid(compute: ArrayLike, score: ArrayLike, R0: float | None = None) -
     high = np.array([math.log(B_RANGE[1]), math.log(compute[-1] * C_MID_MARGIN), 1.0, 1.0 if R0 is None else R0])
     starts = _search(compute, score, grid, low, high)
     pinned = np.array([True, True, False, R0 is None])
-    profile_x, profile = _minimise(compute, score, starts, low, high, pinned)
+    fits = [_minimise(compute, score, start, low, high, pinned) for start in starts]
+    profile = np.array([sums for _, sums in fits])
     best = int(profile.argmin())
     free = np.array([True, True, True, R0 is None])
-    x, sums = _minimise(compute, score, profile_x[best : best + 1], low, high, free)
-    B, C_mid, A, fitted_R0 = (float(v) for v in (math.exp(x[0, 0]), math.exp(x[0, 1]), x[0, 2], x[0, 3]))
-    sum_squares = float(min(sums[0], profile[best]))
+    x, sums = _minimise(compute, score, fits[best][0], low, high, free)
+    B, C_mid, A, fitted_R0 = math.exp(x[0]), math.exp(x[1]), float(x[2]), float(x[3])
+    sum_squares = min(sums, float(profile[best]))
     dof = len(score) - int(free.sum())
     # An exact t interval (squared, it is the F limit): a chi-square limit is far too narrow for a handful of points.
-    excess = max(sum_squares, len(score) * RMSE_FLOOR**2) * student_quantile(dof) ** 2 / dof
+    excess = max(sum_squares, len(score) * RMSE_FLOOR**2) * float(student.ppf(0.975, dof)) ** 2 / dof
     interval = _find_interval(grid, profile - sum_squares, A, excess)
     reason = _find_doubt(A, C_mid, interval, grid, compute)
     text = f"A = {A:.3f}, 95% interval {interval[0]:.3f} to {interval[1]:.3f}"
     verdict = f"A is not identified: {reason}" if reason else f"{text}; C_mid = {C_mid:.4g} lies inside the data."
     rmse = math.sqrt(sum_squares / len(score))
     return SigmoidFit(A, B, C_mid, fitted_R0, interval, rmse, len(score), not reason, verdict)
-
-
-def student_quantile(dof: int) -> float:
-    """Return the 97.5% quantile of Student's t distribution, by bisection on its cumulative distribution.
-
-    With t = sqrt(dof) tan(angle) the density becomes a power of the cosine, smooth on a bounded range.
-    """
-    scale = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(math.pi)
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        if scale * np.trapezoid(np.cos(np.linspace(0, middle, 4001)) ** (dof - 1), dx=middle / 4000) < 0.475:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(dof) * math.tan(low)
 
 
 def _search(compute: Array, score: Array, grid: Array, low: Array, high: Array) -> Array:
@@ -130,41 +117,23 @@ def _search(compute: Array, score: Array, grid: Array, low: Array, high: Array) 
     return np.array(starts)
 
 
-def _minimise(
-    compute: Array, score: Array, x_K4: Array, low: Array, high: Array, free: Array, num_steps: int = 300
-) -> tuple[Array, Array]:
-    """Levenberg-Marquardt on K independent starts at once, within bounds; return (x_K4, sum of squares_K)."""
+def _minimise(compute: Array, score: Array, x_4: Array, low: Array, high: Array, free: Array) -> tuple[Array, float]:
+    """Least squares over the free columns of (log B, log C_mid, A, R0) within bounds; return (x_4, sum of squares)."""
 
-    def evaluate(x_K4: Array) -> tuple[Array, Array]:
-        B, C_mid, A, R0 = np.exp(x_K4[:, :1]), np.exp(x_K4[:, 1:2]), x_K4[:, 2:3], x_K4[:, 3:]
-        rise_KN = sigmoid(compute, 1.0, B, C_mid, 0.0)
-        slope_KN = (A - R0) * rise_KN * (1 - rise_KN) * B
-        jacobian = [slope_KN * np.log(compute / C_mid), -slope_KN, rise_KN, 1 - rise_KN]
-        return R0 + (A - R0) * rise_KN - score, np.stack(jacobian, axis=-1) * free
+    def fill(values: Array) -> Array:
+        full_4 = x_4.copy()
+        full_4[free] = values
+        return full_4
 
-    x_K4, damping_K = x_K4.copy(), np.full(len(x_K4), 1e-3)
-    residual_KN, jacobian_KN4 = evaluate(x_K4)
-    num_idle = 0
-    for _ in range(num_steps):
-        gradient_K4 = (jacobian_KN4 * residual_KN[..., None]).sum(1)
-        # A parameter that a step would push out of its bounds does not take part in that step.
-        stuck_K4 = ((x_K4 <= low) & (gradient_K4 > 0)) | ((x_K4 >= high) & (gradient_K4 < 0))
-        active_KN4 = jacobian_KN4 * ~stuck_K4[:, None]
-        normal_K44 = active_KN4.transpose(0, 2, 1) @ active_KN4
-        diagonal_K4 = np.einsum("kii->ki", normal_K44)
-        diagonal_K4 += damping_K[:, None] * diagonal_K4 + 1e-14
-        step_K4 = np.linalg.solve(normal_K44, (-gradient_K4 * ~stuck_K4)[..., None])[..., 0]
-        trial_K4 = np.where(free, np.clip(x_K4 + step_K4, low, high), x_K4)
-        trial_residual_KN, trial_jacobian_KN4 = evaluate(trial_K4)
-        sums_K, trial_sums_K = (residual_KN**2).sum(1), (trial_residual_KN**2).sum(1)
-        better_K = trial_sums_K < sums_K
-        x_K4[better_K], residual_KN[better_K] = trial_K4[better_K], trial_residual_KN[better_K]
-        jacobian_KN4[better_K] = trial_jacobian_KN4[better_K]
-        damping_K = np.clip(np.where(better_K, damping_K / 3, damping_K * 4), 1e-12, 1e12)
-        num_idle = 0 if np.any(trial_sums_K < sums_K * (1 - 1e-9)) else num_idle + 1
-        if num_idle == 10:
-            break
-    return x_K4, (residual_KN**2).sum(1)
+    def residuals(values: Array) -> Array:
+        log_B, log_C_mid, A, R0 = fill(values)
+        return sigmoid(compute, A, math.exp(log_B), math.exp(log_C_mid), R0) - score
+
+    # A start on a bound is refused; a relative nudge inwards is far below the grid's step.
+    margin = 1e-9 * (high - low)[free]
+    start = np.clip(x_4[free], low[free] + margin, high[free] - margin)
+    found = least_squares(residuals, start, bounds=(low[free], high[free]), x_scale="jac", xtol=1e-12, ftol=1e-12)
+    return fill(found.x), float(2 * found.cost)
 
 
 def _find_interval(grid: Array, rise: Array, best_A: float, limit: float) -> tuple[float, float]:

@@ -20,9 +20,12 @@ def training_metrics(run: VerlRun) -> dict[tuple[int, str], float]:
     }
 
 
-def differences(first: VerlRun, second: VerlRun, relative: float) -> list[str]:
-    """Metrics that only one run has or whose values differ by more than ``relative`` (absolute below 1)."""
-    one, other = training_metrics(first), training_metrics(second)
+def differences(first: VerlRun, second: VerlRun, relative: float, steps: set[int] | None = None) -> list[str]:
+    """Metrics of ``steps`` that only one run has or that differ by more than ``relative`` (absolute below 1)."""
+    one, other = (
+        {key: value for key, value in training_metrics(run).items() if steps is None or key[0] in steps}
+        for run in (first, second)
+    )
     found = [f"only in one run: {key}" for key in sorted(one.keys() ^ other.keys())]
     for key in sorted(one.keys() & other.keys()):
         if not math.isclose(one[key], other[key], rel_tol=relative, abs_tol=relative):

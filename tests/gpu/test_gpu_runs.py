@@ -54,13 +54,20 @@ def _launch(tmp_path_factory: pytest.TempPathFactory, name: str, assets: Path, *
 def test_plugin_changes_nothing_in_a_run_without_our_names(
     tmp_path_factory: pytest.TempPathFactory, assets: Path
 ) -> None:
-    """verl's full_determinism with batch-invariant kernels on a GPU: every training metric equal to the last bit."""
+    """verl's full_determinism on a GPU: alike as far as two runs without the plugin are.
+
+    Rows reach the batch in the order they arrive, so the sums of two identical runs differ in the seventh digit (the
+    gradient norm in the fifth), and after a bf16 update some sampled tokens do. The first step is compared tightly;
+    of the second, what a single token cannot turn around.
+    """
     with_plugin = _launch(tmp_path_factory, "with", assets, *PLAIN)
     without = _launch(tmp_path_factory, "without", assets, *PLAIN, VERL_USE_EXTERNAL_PLUGINS="none")
     assert with_plugin.code == 0, with_plugin.tail()
     assert without.code == 0, without.tail()
     assert any(name == "actor/grad_norm" and value > 0 for (_, name), value in training_metrics(without).items())
-    assert differences(with_plugin, without, relative=0.0) == []
+    assert differences(with_plugin, without, relative=1e-4, steps={1}) == []
+    later = differences(with_plugin, without, relative=2e-2, steps={2})
+    assert [text for text in later if "rollout_corr/" not in text and "rollout_probs_diff" not in text] == []
 
 
 def test_recipe_by_name_trains_on_a_gpu(tmp_path_factory: pytest.TempPathFactory, assets: Path) -> None:

@@ -20,7 +20,7 @@ from scalerl_verl.upstream.activation import ACTIVE_ENV, ALLOW_UNKNOWN_ENV, PLAT
 from scalerl_verl.upstream.spec import PatchSpec, source_hash
 
 STUB = "stub_upstream"
-SOURCE = '''\
+SOURCE = """\
 def scale(x):
     return 10 * x
 
@@ -28,7 +28,7 @@ def scale(x):
 class Worker:
     def run(self):
         return "original"
-'''
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ ON_CPU = ("cpu", "quickstart")
 GOLDEN = Path(__file__).with_name("golden_keys.txt")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compose(*overrides: str) -> DictConfig:
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides=list(overrides))

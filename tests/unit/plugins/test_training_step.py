@@ -61,8 +61,8 @@ class Batch:
     @classmethod
     def make(cls, seed: int) -> Batch:
         rng = np.random.default_rng(seed)
-        uid = list("aaabbccdeeee") + ["a", "e"]
-        rewards = [1, -1, 1, 1, 1, -1, 1, 1, 1, -1, -1, -1] + [7, 7]
+        uid = list("aaabbccdeeeeae")
+        rewards = [1, -1, 1, 1, 1, -1, 1, 1, 1, -1, -1, -1, 7, 7]
         lengths = [*rng.integers(1, WIDTH + 1, size=12), 0, 0]
         order = rng.permutation(14)
         mask_BT = torch.arange(WIDTH)[None, :] < torch.tensor(np.array(lengths)[order])[:, None]
@@ -114,9 +114,7 @@ def reference_gradient(batch: Batch) -> np.ndarray:
         if lengths[row]:
             prompts.setdefault(uid, []).append(row)
     prompts = {uid: rows for uid, rows in prompts.items() if len({batch.rewards_B[row] for row in rows}) > 1}
-    centred = {
-        row: batch.rewards_B[row] - np.mean(batch.rewards_B[rows]) for rows in prompts.values() for row in rows
-    }
+    centred = {row: batch.rewards_B[row] - np.mean(batch.rewards_B[rows]) for rows in prompts.values() for row in rows}
     std = np.std(list(centred.values()))
     grad_BT = np.zeros(batch.mask_BT.shape)
     for rows in prompts.values():
@@ -252,7 +250,7 @@ def test_estimator_of_verl_with_prompt_average_gets_prompt_weights() -> None:
 
 
 def test_unknown_key_of_our_section_stops_the_estimator() -> None:
-    with pytest.raises(ScaleRLConfigError, match="algorithm.scalerl.norm does not exist"):
+    with pytest.raises(ScaleRLConfigError, match=r"algorithm\.scalerl\.norm does not exist"):
         compute_advantages(Batch.make(0), "prompt-mean", norm="batch")
 
 
@@ -421,7 +419,7 @@ def test_patched_ppo_loss_keeps_maxima_minima_and_sums(patched_worker: dict[str,
 
 
 def test_patched_ppo_loss_aggregates_prompt_mean_over_the_global_batch(patched_worker: dict[str, Any]) -> None:
-    """Ratios capped at 2, log-probs log-ratio - 1, divided by 3 rows: (-1*1 + 0*2 - 1*1) / 3 and (2*2 - 1 - 1) / 3."""
+    """Ratios capped at 2, log-probs log-ratio - 1, over 3 rows: (1*1 - 2*0 + 1*1) / 3 and (-2*2 + 1 + 1) / 3."""
     assert patched_worker["losses"] == pytest.approx([2 / 3, -2 / 3], rel=1e-5)
     assert patched_worker["metrics"]["actor/pg_loss"] == pytest.approx(0.0, abs=1e-6)
 

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run started and left behind is found and ended; what belongs to others is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+
+import pytest
+
+from scalerl_verl.platform import reap
+from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes, remove_shared_memory, resident_gib
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+READY_AND_SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
+IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY_AND_SLEEP
+
+SHM = Path("/dev/shm")
+needs_shm = pytest.mark.skipif(not SHM.is_dir(), reason="no /dev/shm on this system")
+
+
+def start(code: str, *arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
+    """A process and the first line it printed."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    """An id of a run that no other process has; whatever carries it is ended after the test."""
+    name = uuid.uuid4().hex
+    yield name
+    end_processes(name, grace_s=0)
+
+
+def test_child_and_grandchild_in_its_own_session_are_found_and_ended(run_id: str) -> None:
+    child, grandchild = start(PARENT, READY_AND_SLEEP, **{RUN_ID_ENV: run_id})
+    assert sorted(find_processes(run_id)) == sorted([child.pid, int(grandchild)])
+    assert os.getsid(int(grandchild)) != os.getsid(child.pid)
+    assert 0 < resident_gib(run_id) < 1
+    assert end_processes(run_id) == 2
+    assert child.wait(timeout=5) == -15, "SIGTERM suffices for a process that heeds it"
+    assert not is_running(int(grandchild))
+    assert find_processes(run_id) == []
+
+
+def test_process_of_another_run_is_left_alone(run_id: str) -> None:
+    ours, _ = start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id})
+    others = [
+        start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id + "0"})[0],
+        start(READY_AND_SLEEP, **{"OTHER": run_id})[0],
+        start(READY_AND_SLEEP, run_id)[0],
+    ]
+    try:
+        assert find_processes(run_id) == [ours.pid]
+        assert end_processes(run_id) == 1
+        assert ours.wait(timeout=5) is not None
+        assert all(other.poll() is None for other in others)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_process_that_ignores_sigterm_is_killed_after_the_grace_time(run_id: str) -> None:
+    process, _ = start(IGNORE_SIGTERM, **{RUN_ID_ENV: run_id})
+    began = time.monotonic()
+    assert end_processes(run_id, grace_s=0.5) == 1
+    assert process.wait(timeout=5) == -9
+    assert time.monotonic() - began >= 0.5
+
+
+def test_run_without_a_process_has_nothing_to_end(run_id: str) -> None:
+    assert find_processes(run_id) == []
+    assert end_processes(run_id) == 0
+    assert resident_gib(run_id) == 0
+
+
+def test_own_process_is_never_found(run_id: str) -> None:
+    code = (
+        "import sys; from scalerl_verl.platform.reap import end_processes, find_processes; "
+        "print(find_processes(sys.argv[1]), end_processes(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, run_id],
+        env={**os.environ, RUN_ID_ENV: run_id},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["[]", "0"], done.stderr
+
+
+def make_segment(name: str) -> None:
+    """A segment that its maker left behind: unmapped, not unlinked."""
+    segment = shared_memory.SharedMemory(name=name, create=True, size=4096)
+    resource_tracker.unregister(segment._name, "shared_memory")
+    segment.close()
+
+
+@pytest.fixture
+def segment_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A name as Python gives it; only this one may be removed here, other tests and programs have segments too."""
+    name = f"psm_{uuid.uuid4().hex[:8]}"
+    assert name.startswith(reap.SHM_PREFIXES)
+    monkeypatch.setattr(reap, "SHM_PREFIXES", (name,))
+    yield name
+    (SHM / name).unlink(missing_ok=True)
+
+
+@needs_shm
+def test_segment_that_nobody_maps_is_removed(segment_name: str) -> None:
+    since = time.time() - 1
+    make_segment(segment_name)
+    assert segment_name in remove_shared_memory(since)
+    assert not (SHM / segment_name).exists()
+
+
+@needs_shm
+@pytest.mark.parametrize("how", ["mapped", "open"])
+def test_segment_in_use_by_a_living_process_is_kept(segment_name: str, how: str) -> None:
+    since = time.time() - 1
+    make_segment(segment_name)
+    code = (
+        "import mmap, os, sys\n"
+        "handle = os.open(sys.argv[1], os.O_RDWR)\n"
+        "if sys.argv[2] == 'mapped':\n"
+        "    memory = mmap.mmap(handle, 4096)\n"
+        "    os.close(handle)\n" + READY_AND_SLEEP
+    )
+    user, _ = start(code, str(SHM / segment_name), how)
+    try:
+        assert segment_name not in remove_shared_memory(since)
+        assert (SHM / segment_name).exists()
+    finally:
+        user.kill()
+        user.wait()
+    assert segment_name in remove_shared_memory(since)
+
+
+@needs_shm
+def test_segment_from_before_the_run_is_kept(segment_name: str) -> None:
+    make_segment(segment_name)
+    assert segment_name not in remove_shared_memory(time.time() + 1)
+    assert (SHM / segment_name).exists()
+
+
+@needs_shm
+def test_segment_with_a_foreign_name_is_kept(segment_name: str) -> None:
+    name = f"stub_{segment_name}"
+    make_segment(name)
+    try:
+        assert name not in remove_shared_memory(time.time() - 1)
+        assert (SHM / name).exists()
+    finally:
+        (SHM / name).unlink()

