@@ -7,6 +7,7 @@ run.sh calls this; it needs nothing beyond the prepared environment and data.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 STAGES = (
     ("Started a local Ray instance", "Ray is up; starting the trainer (about 20 s)"),
     ("After FSDP", "the trainer holds the model; starting vLLM (about 30 s)"),
-    ("Using dataset class", "vLLM is up; measuring the start level"),
+    ("(AgentLoopWorker", "vLLM is up; measuring the start level"),
 )
 """What verl prints at a stage -> what it means to a reader who waits."""
 
@@ -259,6 +260,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     arguments.data, arguments.out = arguments.data.resolve(), arguments.out.resolve()
     paths = Paths(arguments.out)
+    paths.out.mkdir(parents=True, exist_ok=True)
+    lock = (paths.out / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"error: another quickstart runs in {paths.out}: wait for it, or choose another folder with --out")
+        return 1
     print(f"quickstart: {start_files(paths, arguments.fresh)}", flush=True)
     code, peak_gib = run_training(arguments, paths)
     if code != 0:

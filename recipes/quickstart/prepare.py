@@ -112,7 +112,8 @@ def make_batches(
             problem = next(problems)
             solution = write_flawed_solution(problem, rng, settings.flaws) if flawed else write_solution(problem)
             prompt = tokenizer.encode(format_prompt(tokenizer, problem.text), add_special_tokens=False)
-            response = tokenizer.encode(solution + END, add_special_tokens=False)[: settings.demo_limit_tokens]
+            limit = settings.demo_limit_tokens
+            response = tokenizer.encode(solution + END, add_special_tokens=False, truncation=True, max_length=limit)
             pool.append((prompt + response, len(prompt)))
             num_tokens += len(prompt) + len(response)
         pool.sort(key=lambda item: len(item[0]))
@@ -239,6 +240,8 @@ def prepare(settings: Settings, out: Path, force: bool = False) -> bool:
         )
     started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
+    for leftover in out.glob(".preparing-*"):  # of a preparation that was killed
+        shutil.rmtree(leftover)
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=out) as temporary:
         folder = Path(temporary)
         start = build(settings, folder)
@@ -283,6 +286,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted: nothing was written; run it again", file=sys.stderr)
+        return 130
     if fresh:
         print(f"Prepared {options.out} in {time.perf_counter() - started:.0f} s.")
     else:

@@ -12,7 +12,7 @@ The result is in outputs/quickstart/: summary.json and learning_curve.png.
 
   --fresh       start anew; without it an interrupted run is resumed and a finished one is run again
   --seed N      seed of model, data and sampling (default 0)
-  --steps N     optimizer steps (default 20)
+  --steps N     optimizer steps (default 15)
   --out DIR     where the result goes (default outputs/quickstart)
   --setup-only  stop after the installation and the warm start
   --help        this text

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,9 +12,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes, remove_shared_memory
+from tests.recipe_modules import load_quickstart_module
 
 REPO = Path(__file__).resolve().parents[2]
 PROBE = Path(__file__).resolve().parent / "probe"
@@ -26,17 +25,6 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
-
-
-def load_recipe_module(name: str) -> ModuleType:
-    """A module of recipes/quickstart, which is no package."""
-    path = REPO / "recipes" / "quickstart" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"quickstart_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @dataclass
@@ -69,7 +57,7 @@ def make_assets(folder: Path) -> Path:
     import pandas
     import torch
 
-    model_module = load_recipe_module("model")
+    model_module = load_quickstart_module("model")
     torch.manual_seed(0)
     tokenizer = model_module.build_tokenizer()
     model_module.build_model(tokenizer).save_pretrained(folder / "model")

@@ -36,7 +36,8 @@ class BrokenInstall:
         self.ray_folder.mkdir()
         (folder / "sitecustomize.py").write_text(BREAK_PLUGIN)
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
-        self.environment = {**clean, "PYTHONPATH": str(folder), "RAY_TMPDIR": str(self.ray_folder)}
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+        self.environment = {**clean, "PYTHONPATH": path, "RAY_TMPDIR": str(self.ray_folder)}
         self.cwd = folder
 
     def main_ppo(self, *arguments: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -74,12 +75,14 @@ def test_run_with_our_name_on_the_command_line_ends_at_once_with_the_cause(
     broken: BrokenInstall, argument: str
 ) -> None:
     broken.check_refused(*broken.main_ppo(argument))
+    assert not (broken.cwd / "outputs").exists(), "the end has to come before Hydra composes a config"
 
 
 def test_run_with_our_name_in_a_config_file_only_is_refused_before_ray_starts(broken: BrokenInstall) -> None:
     text = "defaults:\n  - ppo_trainer\n  - _self_\nalgorithm:\n  adv_estimator: scalerl\n"
     (broken.cwd / "mine.yaml").write_text(text)
     broken.check_refused(*broken.main_ppo("--config-dir", str(broken.cwd), "--config-name", "mine"))
+    assert (broken.cwd / "outputs").exists(), "Hydra makes this folder, or the test above proves nothing"
 
 
 def test_run_without_our_names_still_works_and_shows_the_cause(broken: BrokenInstall) -> None:

@@ -118,6 +118,7 @@ def test_installed_versions_are_supported(spec: PatchSpec) -> None:
     [
         ("verl", "0.9.0", True),
         ("verl", "0.9.1", True),
+        ("verl", "0.9.2.dev0", True),
         ("verl", "0.8.0", False),
         ("verl", "0.10.0", False),
         ("verl", "0.10.0.dev0", False),
