@@ -129,6 +129,19 @@ def _row_weights(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.policy_loss.loss_mode={loss} does not scale with the advantages, in which {' and '.join(asked)} "
             "put weights: choose another loss, or verl's own aggregation and estimator"
         )
+    mode = select(config, f"{_ACTOR}.loss_agg_mode", "token-mean")
+    if select(config, "algorithm.adv_estimator") == "scalerl" and loss in _IGNORES_AGG_MODE:
+        # The weights of dropped prompts undo the denominator of the mode, so the loss must really use that mode.
+        if loss == "geo_mean":
+            yield (
+                f"{_ACTOR}.policy_loss.loss_mode=geo_mean averages over each micro-batch by itself: "
+                "algorithm.adv_estimator=scalerl cannot take dropped prompts out of its denominator; choose another loss"
+            )
+        elif mode != "seq-mean-token-mean":
+            yield (
+                f"{_ACTOR}.loss_agg_mode={mode} is ignored by policy_loss.loss_mode={loss}, which hard-codes "
+                "seq-mean-token-mean: set that mode, so that algorithm.adv_estimator=scalerl uses its denominator"
+            )
 
 
 def _prompt_mean(config: DictConfig) -> Iterator[str]:

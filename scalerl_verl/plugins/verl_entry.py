@@ -12,7 +12,8 @@ import sys
 import traceback
 from typing import Any
 
-_OUR_WORDS = ("scalerl", "prompt-mean")
+_OUR_WORDS = ("scalerl", "prompt-mean", "poll_interval_s", "backend=gloo", "backend: gloo")
+"""As they stand on a command line or in YAML."""
 
 
 def asks_for_us(argv: list[str], environ: dict[str, str]) -> bool:

@@ -26,9 +26,10 @@ def compare_updates(folder: Path) -> int:
     held_files = sorted(folder.glob("held-*.pt"), key=lambda path: int(path.stem.split("-")[1]))
     for path in held_files:
         number = path.stem.split("-")[1]
-        sent, held = torch.load(folder / f"sent-{number}.pt"), torch.load(path)
+        sent, held = (torch.load(name, map_location="cpu") for name in (folder / f"sent-{number}.pt", path))
         assert held, f"the engine reported no parameter after update {number}"
         for name, tensor in held.items():
-            wanted = expected_in_engine(sent, name)
+            # A GPU engine holds bf16, into which the trainer's FP32 weights are rounded on loading.
+            wanted = expected_in_engine(sent, name).to(tensor.dtype)
             assert torch.equal(tensor[: wanted.shape[0]], wanted), f"{name} differs after update {number}"
     return len(held_files)

@@ -193,6 +193,16 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {f"{ACTOR}.policy_loss.loss_mode": "clip_cov", f"{ACTOR}.loss_agg_mode": "token-mean"},
         [f"{ACTOR}.policy_loss.loss_mode=clip_cov", "algorithm.adv_estimator=scalerl"],
     ),
+    "our advantages with GMPO": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.loss_mode": "geo_mean", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
+        [f"{ACTOR}.policy_loss.loss_mode=geo_mean", "algorithm.adv_estimator=scalerl"],
+    ),
+    "our advantages with SAPO and another mode than its own": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ACTOR}.loss_agg_mode": "token-mean"},
+        [f"{ACTOR}.loss_agg_mode=token-mean", "policy_loss.loss_mode=sapo", "seq-mean-token-mean"],
+    ),
     "entropy bonus": ("recipe", {f"{ACTOR}.entropy_coeff": 0.01}, [f"{ACTOR}.entropy_coeff=0.01", "entropy_coeff=0"]),
     "KL loss": ("recipe", {f"{ACTOR}.use_kl_loss": True}, [f"{ACTOR}.use_kl_loss=True", "use_kl_loss=False"]),
     "distillation": ("recipe", {"distillation.enabled": True}, ["distillation.enabled=True", "prompt-mean"]),
@@ -208,6 +218,11 @@ def test_contradiction_is_refused_with_its_key(fault: str) -> None:
     assert len(problems) == 1, problems
     assert all(fragment in problems[0] for fragment in fragments), problems[0]
     assert asked_names(config), "a run that is refused for a name of ours must count as one of ours"
+
+
+def test_sapo_is_fine_with_the_mode_it_uses() -> None:
+    changes = {f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}
+    assert find_problems(changed("recipe", changes)) == []
 
 
 @pytest.mark.parametrize(
