@@ -135,7 +135,7 @@ def _row_weights(config: DictConfig) -> Iterator[str]:
         if loss == "geo_mean":
             yield (
                 f"{_ACTOR}.policy_loss.loss_mode=geo_mean averages over each micro-batch by itself: "
-                "algorithm.adv_estimator=scalerl cannot take dropped prompts out of its denominator; choose another loss"
+                "algorithm.adv_estimator=scalerl cannot take dropped prompts out of that; choose another loss"
             )
         elif mode != "seq-mean-token-mean":
             yield (
