@@ -47,7 +47,7 @@ def run_facts(run_id: str) -> dict[str, Any]:
         "versions": versions,
         "commit": _git("rev-parse", "HEAD"),
         # Results of this very run must not make the tree look dirty.
-        "dirty": bool(_git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md")),
+        "dirty": bool(_git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!docs", ":!README.md")),
         "command": shlex.join(["python", *sys.argv]),
         "utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }

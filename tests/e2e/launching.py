@@ -37,6 +37,7 @@ class VerlRun:
     log: str
     leftover_processes: int
     leftover_segments: list[str] = field(default_factory=list)
+    ended_at: float = 0.0  # Unix time
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
@@ -106,12 +107,13 @@ def launch_verl(
         with log_path.open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
             code = process.wait(timeout=timeout_s)
+            ended_at = time.time()
     finally:
         seconds = time.monotonic() - wall
         leftover = count_leftover(run_id)
         end_processes(run_id)
         segments = remove_shared_memory(began)
-    return VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, segments)
+    return VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, segments, ended_at)
 
 
 def count_leftover(run_id: str, grace_s: float = 30.0) -> int:

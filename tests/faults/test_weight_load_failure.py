@@ -18,6 +18,8 @@ def _check(run: VerlRun) -> None:
     # In the error that ends the run, not only somewhere in the engine's own log.
     wanted = r"WeightSyncError: the generator failed to load the trainer's weights: .*planted fault"
     assert re.search(wanted, run.log), run.tail()
+    planted_at = float((run.folder / "weights" / "planted").read_text())
+    assert run.ended_at - planted_at < 60
     assert run.leftover_processes == 0
 
 

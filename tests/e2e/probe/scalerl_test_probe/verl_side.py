@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +53,7 @@ def _record_held(module: ModuleType) -> None:
             model = self.model_runner.model
 
             def load_weights(*_: Any, **__: Any) -> None:
+                Path(os.environ["PROBE_DIR"], "planted").write_text(str(time.time()))
                 raise RuntimeError("planted fault: this engine cannot load weights")
 
             model.load_weights = load_weights
