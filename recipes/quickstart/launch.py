@@ -10,6 +10,7 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,8 +21,16 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes, remove_shared_memory, resident_gib
+from scalerl_verl.platform.reap import (
+    RUN_ID_ENV,
+    end_processes,
+    find_processes,
+    find_shared_memory,
+    remove_shared_memory,
+    resident_gib,
+)
 
 HERE = Path(__file__).resolve().parent
 STAGES = (
@@ -54,6 +63,32 @@ class Paths:
     def finished(self) -> Path:
         return self.run / "finished"
 
+    @property
+    def settings(self) -> Path:
+        """What the run was started with: marks the folder as ours, and a resumed run must match it."""
+        return self.run / "settings.json"
+
+    @property
+    def run_id(self) -> Path:
+        """Id of the processes of the latest attempt."""
+        return self.out / ".run-id"
+
+    @property
+    def latest_checkpoint(self) -> Path:
+        return self.run / "checkpoints" / "latest_checkpointed_iteration.txt"
+
+
+class LaunchError(ValueError):
+    """The run cannot start; the message says what to change."""
+
+
+def quote(value: object) -> str:
+    """``value`` as a quoted string of Hydra's override grammar: paths may hold any character."""
+    # Backslashes are literal, except in front of a quote, where each is doubled.
+    text = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", str(value))
+    trailing = len(text) - len(text.rstrip("\\"))
+    return f"'{text}{text[len(text) - trailing :]}'"
+
 
 def build_command(arguments: argparse.Namespace, paths: Paths) -> list[str]:
     """The launch line: verl's own entry point, our preset, and this run's files."""
@@ -63,16 +98,18 @@ def build_command(arguments: argparse.Namespace, paths: Paths) -> list[str]:
         "-m",
         "verl.trainer.main_ppo",
         "+scalerl=quickstart",
-        f"data.train_files={data}/train.parquet",
-        f"data.val_files={data}/test.parquet",
+        f"data.train_files={quote(data / 'train.parquet')}",
+        f"data.val_files={quote(data / 'test.parquet')}",
         f"data.seed={arguments.seed}",
-        f"actor_rollout_ref.model.path={data}/model",
+        f"actor_rollout_ref.model.path={quote(data / 'model')}",
         f"actor_rollout_ref.rollout.seed={arguments.seed}",
         f"actor_rollout_ref.actor.fsdp_config.seed={arguments.seed}",
-        f"reward.custom_reward_function.path={HERE / 'reward.py'}",
-        f"trainer.default_local_dir={paths.run / 'checkpoints'}",
-        f"trainer.validation_data_dir={paths.run / 'validation'}",
+        f"reward.custom_reward_function.path={quote(HERE / 'reward.py')}",
+        f"trainer.default_local_dir={quote(paths.run / 'checkpoints')}",
+        f"trainer.validation_data_dir={quote(paths.run / 'validation')}",
         "trainer.resume_mode=auto",
+        # A cluster of this run's own, whatever else runs on this machine.
+        "+ray_kwargs.ray_init.address=local",
     ]
     if arguments.steps is not None:
         command.append(f"trainer.total_training_steps={arguments.steps}")
@@ -98,17 +135,35 @@ def build_environment(paths: Paths, run_id: str) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    return {**os.environ, **cpu, **run}
+    inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return {**inherited, **cpu, **run}
 
 
-def start_files(paths: Paths, fresh: bool) -> str:
-    """Decide between resuming and starting anew, and lay the run's folder out; returns what was decided."""
-    if paths.run.exists() and (fresh or paths.finished.exists()):
-        shutil.rmtree(paths.run)
-    resuming = (paths.run / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
-    if not resuming and paths.run.exists():
-        shutil.rmtree(paths.run)
+def start_files(paths: Paths, fresh: bool, settings: dict[str, object]) -> str:
+    """Decide between resuming and starting anew, and lay the run's folder out; returns what was decided.
+
+    Args:
+        paths: files of the run.
+        fresh: start anew even if there is something to resume.
+        settings: seed, steps and overrides; an interrupted run is resumed with the same only.
+
+    Raises:
+        LaunchError: the run's folder is not ours, or was started with other settings.
+    """
+    if paths.run.exists():
+        if paths.run.is_symlink() or (any(paths.run.iterdir()) and not paths.settings.is_file()):
+            raise LaunchError(f"{paths.run} was not made by the quickstart: move it away, or choose another --out")
+        resumable = not fresh and not paths.finished.exists() and choose_checkpoint(paths)
+        if not resumable:
+            shutil.rmtree(paths.run)
+        elif (started_with := json.loads(paths.settings.read_text())) != settings:
+            raise LaunchError(
+                f"the interrupted run in {paths.run} was started with {started_with}, not with {settings}: give the "
+                "same, or --fresh to start anew"
+            )
+    resuming = paths.run.exists()
     paths.run.mkdir(parents=True, exist_ok=True)
+    paths.settings.write_text(json.dumps(settings))
     if resuming and paths.metrics.exists():
         # verl truncates its metrics file when it starts: keep what the interrupted attempt wrote.
         attempt = sum(1 for _ in paths.run.glob("metrics.*.jsonl"))
@@ -116,9 +171,32 @@ def start_files(paths: Paths, fresh: bool) -> str:
     return "resuming the interrupted run from its last checkpoint" if resuming else "starting anew"
 
 
+def choose_checkpoint(paths: Paths) -> bool:
+    """Point verl at the newest checkpoint whose steps were all logged; False if there is none.
+
+    verl saves a checkpoint before it validates and logs that step: a run that was ended in between would resume after
+    a step that no report ever sees.
+    """
+    if not paths.latest_checkpoint.exists():
+        return False
+    latest = int(paths.latest_checkpoint.read_text())
+    logged = {0}
+    for path in sorted(paths.run.glob("metrics*.jsonl")):
+        lines = path.read_text().split("\n")[:-1]
+        logged.update(json.loads(line)["step"] for line in lines)
+    folders = paths.latest_checkpoint.parent.glob("global_step_*")
+    steps = sorted(int(folder.name.rpartition("_")[2]) for folder in folders)
+    usable = [step for step in steps if step <= latest and logged.issuperset(range(1, step + 1))]
+    if usable:
+        paths.latest_checkpoint.write_text(str(usable[-1]))
+    return bool(usable)
+
+
 def merge_attempts(paths: Paths) -> None:
     """Put the metrics of interrupted attempts in front of the last one's, so that the report sees every step."""
     earlier = sorted(paths.run.glob("metrics.[0-9][0-9][0-9].jsonl"))
+    if not paths.metrics.exists():
+        raise LaunchError(f"verl ended well but wrote no {paths.metrics}: keep `file` in trainer.logger")
     # An attempt that was killed may end in half a line.
     texts = [path.read_text() for path in (*earlier, paths.metrics)]
     paths.metrics.write_text("".join(text[: text.rfind("\n") + 1] for text in texts))
@@ -126,8 +204,8 @@ def merge_attempts(paths: Paths) -> None:
         path.unlink()
 
 
-class PeakMemory(threading.Thread):
-    """Samples the run's memory; reading it walks every page table, so not too often."""
+class RunWatch(threading.Thread):
+    """Samples the run's memory and shared-memory segments; that walks every page table, so not too often."""
 
     interval_s = 10.0
 
@@ -136,15 +214,20 @@ class PeakMemory(threading.Thread):
         self._run_id = run_id
         self._stop_requested = threading.Event()
         self.peak_gib = 0.0
+        self.segments: set[str] = set()
+
+    def sample(self) -> None:
+        self.peak_gib = max(self.peak_gib, resident_gib(self._run_id))
+        self.segments |= find_shared_memory(self._run_id)
 
     def run(self) -> None:
         while not self._stop_requested.wait(self.interval_s):
-            self.peak_gib = max(self.peak_gib, resident_gib(self._run_id))
+            self.sample()
 
-    def finish(self) -> float:
+    def finish(self) -> None:
         self._stop_requested.set()
-        self.join()
-        return self.peak_gib
+        if self.ident is not None:
+            self.join()
 
 
 class Progress:
@@ -194,15 +277,19 @@ class Progress:
         self.say(", ".join(parts))
 
 
-def run_training(arguments: argparse.Namespace, paths: Paths) -> tuple[int, float]:
+def run_training(arguments: argparse.Namespace, paths: Paths, lock: IO[str]) -> tuple[int, float]:
     """Run main_ppo to its end and leave no process and no shared memory; returns (exit code, peak GiB)."""
+    if paths.run_id.exists():
+        # Of an attempt whose launcher was killed.
+        end_processes(paths.run_id.read_text())
     run_id = uuid.uuid4().hex
-    began = time.time()
-    memory = PeakMemory(run_id)
+    paths.run_id.write_text(run_id)
+    watch = RunWatch(run_id)
     progress = Progress(paths)
     code = 1
-    # A supervisor that sends TERM must get the same clean-up as a user who presses ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A closed terminal or a supervisor gets the same clean-up as a user who presses ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         with paths.log.open("a") as log:
             process = subprocess.Popen(
@@ -211,8 +298,10 @@ def run_training(arguments: argparse.Namespace, paths: Paths) -> tuple[int, floa
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # The run keeps the folder locked even if this launcher is killed.
+                pass_fds=[lock.fileno()],
             )
-        memory.start()
+        watch.start()
         progress.say(f"verl is starting; its full log is {paths.log}")
         while process.poll() is None:
             progress.poll()
@@ -220,18 +309,23 @@ def run_training(arguments: argparse.Namespace, paths: Paths) -> tuple[int, floa
         progress.poll()
         code = process.returncode
     except KeyboardInterrupt:
-        print("\ninterrupted: ending the run's processes", flush=True)
         code = 130
     finally:
-        # A second ctrl-C in here would leave what the first one was meant to remove.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Another signal in here would leave what the first one was meant to remove.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        watch.finish()
+        watch.sample()
         num_ended = end_processes(run_id) if find_processes(run_id) else 0
-        removed = remove_shared_memory(began)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if code != 0:
-            print(f"ended {num_ended} processes, removed {len(removed)} shared-memory segments", flush=True)
-    peak = memory.finish() if memory.ident else 0.0
-    return code, peak
+        removed = remove_shared_memory(watch.segments)
+        paths.run_id.unlink(missing_ok=True)
+    if code == 130:
+        print("\ninterrupted", flush=True)
+    if code != 0:
+        print(f"ended {num_ended} processes, removed {len(removed)} shared-memory segments", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    return code, watch.peak_gib
 
 
 def explain_failure(paths: Paths) -> None:
@@ -267,15 +361,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BlockingIOError:
         print(f"error: another quickstart runs in {paths.out}: wait for it, or choose another folder with --out")
         return 1
-    print(f"quickstart: {start_files(paths, arguments.fresh)}", flush=True)
-    code, peak_gib = run_training(arguments, paths)
+    settings = {"seed": arguments.seed, "steps": arguments.steps, "overrides": arguments.overrides}
+    try:
+        print(f"quickstart: {start_files(paths, arguments.fresh, settings)}", flush=True)
+    except LaunchError as error:
+        print(f"error: {error}")
+        return 1
+    code, peak_gib = run_training(arguments, paths, lock)
     if code != 0:
         if code == 130:
             print("re-run to resume from the last checkpoint, or with --fresh to start anew")
         else:
             explain_failure(paths)
         return code
-    merge_attempts(paths)
+    try:
+        merge_attempts(paths)
+    except LaunchError as error:
+        print(f"error: {error}")
+        return 1
     paths.finished.touch()
     wall_s = time.time() - arguments.started_at
     report = [sys.executable, str(HERE / "report.py"), "--run-dir", str(paths.run), "--out", str(paths.out)]

@@ -9,7 +9,7 @@ Which tokens contribute. A position whose mask is False never does, whatever it 
 * `logp_rollout` is finite, or -inf (a token the sampler deemed impossible: its ratio is infinite, hence capped).
 
 Any other unmasked token (`logp_train` NaN, +-inf or huge; `logp_rollout` NaN or +inf) has no meaningful ratio.
-It gives 0 loss and 0 gradient and is counted in `scalerl/loss/nonfinite_tokens`: one broken token does not destroy a
+It gives 0 loss and 0 gradient and is counted in `scalerl/loss/nonfinite_tokens_sum`: one broken token does not spoil a
 step, and does not go unseen. A non-finite advantage at a usable token is let through: it is a fault of the estimator,
 not of a sampler, and must not be hidden.
 """
@@ -34,7 +34,7 @@ _NEUTRAL_METRICS: dict[str, tuple[float, str]] = {
     "scalerl/loss/capped_frac_pos": (0.0, "mean"),
     "scalerl/loss/capped_frac_neg": (0.0, "mean"),
     "scalerl/loss/ess_frac": (1.0, "mean"),
-    "scalerl/loss/nonfinite_tokens": (0.0, "sum"),
+    "scalerl/loss/nonfinite_tokens_sum": (0.0, "sum"),
     "scalerl/mismatch/log_ratio_abs_mean": (0.0, "mean"),
     "scalerl/mismatch/log_ratio_abs_max": (0.0, "max"),
     "scalerl/mismatch/k3_kl": (0.0, "mean"),
@@ -104,7 +104,7 @@ def cispo_metrics(
         k3_kl = mean(rho - 1 - log rho), an estimate of KL(rollout || train) over tokens of the rollout
 
     Ratios are not truncated except in `ess_frac`; log-ratios are clamped to 80 from above, so every value is finite.
-    Unusable tokens (see the module) enter `nonfinite_tokens` only. The keys never vary. Where no token is usable, the
+    Unusable tokens (see the module) enter `nonfinite_tokens_sum` only. Keys never vary. Where no token is usable, the
     values are those of a ratio of 1 everywhere. A "mean" is over this call's tokens: over several micro-batches it is
     recombined with equal weight per micro-batch.
 
@@ -132,7 +132,7 @@ def cispo_metrics(
     num_tokens = logp_train_N.numel()
     metrics = dict(_NEUTRAL_METRICS)
     if num_tokens == 0:
-        metrics["scalerl/loss/nonfinite_tokens"] = (float(num_nonfinite), "sum")
+        metrics["scalerl/loss/nonfinite_tokens_sum"] = (float(num_nonfinite), "sum")
         return metrics
 
     log_ratio_N = (logp_train_N - logp_rollout_BT[usable_BT].double()).clamp(max=_MAX_LOG_RATIO)
@@ -150,7 +150,7 @@ def cispo_metrics(
         "scalerl/loss/capped_frac_pos": _fraction(capped_N, advantages_N > 0),
         "scalerl/loss/capped_frac_neg": _fraction(capped_N, advantages_N < 0),
         "scalerl/loss/ess_frac": ess_frac,
-        "scalerl/loss/nonfinite_tokens": num_nonfinite,
+        "scalerl/loss/nonfinite_tokens_sum": num_nonfinite,
         "scalerl/mismatch/log_ratio_abs_mean": log_ratio_N.abs().mean(),
         "scalerl/mismatch/log_ratio_abs_max": log_ratio_N.abs().max(),
         # expm1 keeps the digits that exp(x) - 1 - x loses near 0, where a healthy run lives.

@@ -11,21 +11,10 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 RUN_ID_ENV = "SCALERL_VERL_RUN_ID"
-SHM_PREFIXES = (
-    "psm_",
-    "sem.mp-",
-    "sem.loky-",
-    "verl_weights_",
-    "torch_",
-    "mp-",
-    "__KMP_REGISTERED_LIB_",
-    "plasma",
-    "ray_",
-)
-"""Names that Python, torch, OpenMP, Ray and verl give their segments."""
 
 
 def find_processes(run_id: str) -> list[int]:
@@ -43,10 +32,13 @@ def find_processes(run_id: str) -> list[int]:
 
 
 def end_processes(run_id: str, grace_s: float = 5.0) -> int:
-    """SIGTERM, then SIGKILL after ``grace_s`` seconds, every process of the run; returns how many there were."""
+    """SIGTERM, then SIGKILL after ``grace_s`` seconds, every process of the run; returns how many there were.
+
+    Gives up 20 seconds after the first SIGKILL: a process stuck in the kernel cannot be ended.
+    """
     seen: set[int] = set()
     deadline = time.monotonic() + grace_s
-    while processes := find_processes(run_id):
+    while (processes := find_processes(run_id)) and time.monotonic() < deadline + 20:
         number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGTERM
         for pid in processes:
             if pid not in seen or number == signal.SIGKILL:
@@ -66,47 +58,52 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def _shared_memory_in_use() -> set[str]:
-    """Names under ``/dev/shm`` that a living process has mapped or open."""
-    used = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            for line in (entry / "maps").read_text(errors="replace").splitlines():
-                if "/dev/shm/" in line:
-                    used.add(line.split("/dev/shm/", 1)[1].removesuffix(" (deleted)"))
-        with contextlib.suppress(OSError):
-            for handle in (entry / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    target = os.readlink(handle)
-                    if target.startswith("/dev/shm/"):
-                        used.add(target.removeprefix("/dev/shm/"))
-    return used
+def _mapped_segments(entry: Path) -> set[str]:
+    """Names under ``/dev/shm`` that the process ``/proc/<pid>`` has mapped or open."""
+    found = set()
+    # Processes end while we look, and others' maps are not ours to read.
+    with contextlib.suppress(OSError):
+        for line in (entry / "maps").read_text(errors="replace").splitlines():
+            if "/dev/shm/" in line:
+                found.add(line.split("/dev/shm/", 1)[1].removesuffix(" (deleted)"))
+    with contextlib.suppress(OSError):
+        for handle in (entry / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = os.readlink(handle)
+                if target.startswith("/dev/shm/"):
+                    found.add(target.removeprefix("/dev/shm/").removesuffix(" (deleted)"))
+    return found
 
 
-def remove_shared_memory(since: float) -> list[str]:
-    """Remove our user's segments that were made at or after ``since`` (Unix time) and that nobody has open.
+def find_shared_memory(run_id: str) -> set[str]:
+    """Names of the segments that processes of the run have mapped or open now.
+
+    Nothing in a segment says who made it: ask while the run's processes live, and remember the answers.
+    """
+    return {name for pid in find_processes(run_id) for name in _mapped_segments(Path(f"/proc/{pid}"))}
+
+
+def remove_shared_memory(names: Iterable[str]) -> list[str]:
+    """Remove segments of ours that nobody has open any more.
 
     Args:
-        since: start of the run; older segments belong to somebody else.
+        names: segments that `find_shared_memory` saw during the run; no other is touched.
 
     Returns:
         Names removed.
     """
     folder = Path("/dev/shm")
-    if not folder.is_dir():
+    present = [name for name in names if "/" not in name and (folder / name).is_file()]
+    if not present:
         return []
-    in_use = _shared_memory_in_use()
+    in_use = set().union(*(_mapped_segments(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()))
     removed = []
-    for path in folder.iterdir():
+    for name in sorted(set(present) - in_use):
         with contextlib.suppress(FileNotFoundError):
-            facts = path.lstat()
-            ours = facts.st_uid == os.getuid() and facts.st_ctime >= since and path.name.startswith(SHM_PREFIXES)
-            if ours and path.name not in in_use and path.is_file():
-                path.unlink()
-                removed.append(path.name)
-    return sorted(removed)
+            if (folder / name).lstat().st_uid == os.getuid():
+                (folder / name).unlink()
+                removed.append(name)
+    return removed
 
 
 def resident_gib(run_id: str) -> float:

@@ -13,7 +13,7 @@ from scalerl_verl.advantages import scalerl_advantages
 from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss
 from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
 from scalerl_verl.plugins.training_step import current_step
-from scalerl_verl.upstream.registry import require_active
+from scalerl_verl.upstream.registry import require_active, require_checked_run
 
 LOSS_NAME = "scalerl_cispo"
 ESTIMATOR_NAME = "scalerl"
@@ -58,8 +58,10 @@ def policy_loss(
 
     Raises:
         ValueError: ``rollout_is_weights`` is given.
-        PatchError: the mode is ``prompt-mean`` and this process is not patched for it.
+        PatchError: the start-up check has not passed in this run (another entry point than main_ppo), or the mode is
+            ``prompt-mean`` and this process is not patched for it.
     """
+    require_checked_run(f"loss_mode={LOSS_NAME}")
     if rollout_is_weights is not None:
         raise ValueError(
             f"loss_mode={LOSS_NAME} already truncates the ratio to the sampling-time log-probs: set "
@@ -103,15 +105,18 @@ def estimate_advantages(
     Raises:
         PatchError: called outside the patched training step, which alone can fix the denominators.
     """
+    require_checked_run(f"adv_estimator={ESTIMATOR_NAME}")
     step = current_step()
     if step is None:
         require_active("verl.training_step.context", "verl.training_step.weights")
         raise RuntimeError("the estimator 'scalerl' was called outside PPOTrainer._compute_advantage")
     settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
     mask_BT = response_mask.bool()
-    # Rewards at masked positions are padding; whatever they hold must not enter the sum.
-    rewards_B = torch.where(mask_BT, token_level_rewards, 0.0).double().sum(dim=-1).cpu().numpy()
     trains_B = mask_BT.any(dim=-1).cpu().numpy()
+    # All positions, as verl does: it puts the reward on the last token, which may be masked (a tool's output, an
+    # injected phrase). NaN or inf there is no reward; rows that do not train may hold anything and take no part.
+    rewards_BT = torch.where(mask_BT | token_level_rewards.isfinite(), token_level_rewards, 0.0)
+    rewards_B = np.where(trains_B, rewards_BT.double().sum(dim=-1).cpu().numpy(), 0.0)
     result = scalerl_advantages(
         rewards_B, index, trains_B, adv_norm=settings.adv_norm, zero_variance=settings.zero_variance
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins.names import PLANNED, select
+from scalerl_verl.plugins.names import PLANNED, near_misses, select
 from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
@@ -28,12 +28,18 @@ def find_problems(config: DictConfig) -> list[str]:
 
 
 def _names(config: DictConfig) -> Iterator[str]:
-    loss = select(config, f"{_ACTOR}.policy_loss.loss_mode", "")
-    if loss.startswith("scalerl") and loss != "scalerl_cispo":
-        yield f"{_ACTOR}.policy_loss.loss_mode={loss} does not exist: our policy loss is scalerl_cispo"
-    estimator = str(select(config, "algorithm.adv_estimator", ""))
-    if estimator.startswith("scalerl") and estimator != "scalerl":
-        yield f"algorithm.adv_estimator={estimator} does not exist: our estimator is scalerl"
+    for path, (value, meant) in near_misses(config).items():
+        yield f"{path}={value} does not exist: did you mean {meant}?"
+    if OmegaConf.select(config, "scalerl") is not None:
+        yield "the top-level key scalerl has no effect: presets are +scalerl=NAME, settings algorithm.scalerl"
+    for key in config.algorithm:
+        if str(key) != "scalerl" and str(key).casefold().startswith(("scalerl", "adv_norm", "zero_variance")):
+            yield f"algorithm.{key} has no effect: our settings are algorithm.scalerl.adv_norm and .zero_variance"
+    if OmegaConf.select(config, "async_training") is not None or OmegaConf.select(config, "rollout") is not None:
+        yield (
+            "this is not the V1 trainer of verl.trainer.main_ppo: other entry points replace the configured loss or "
+            "leave out the prompt weights; launch with python -m verl.trainer.main_ppo"
+        )
     for path in ("trainer.v1.trainer_mode", f"{_ROLLOUT}.agent.default_agent_loop"):
         if select(config, path, "") in PLANNED:
             yield f"{path}={select(config, path)} is not in this version of scalerl_verl"
@@ -45,8 +51,11 @@ def _algorithm_section(config: DictConfig) -> Iterator[str]:
     section = OmegaConf.select(config, "algorithm.scalerl")
     if section is None:
         return
+    if not isinstance(section, DictConfig):
+        yield f"algorithm.scalerl={section} must be a section: set algorithm.scalerl.adv_norm or .zero_variance"
+        return
     try:
-        settings = AlgorithmSettings.from_config(OmegaConf.to_container(section, resolve=True))
+        AlgorithmSettings.from_config(OmegaConf.to_container(section, resolve=True))
     except ScaleRLConfigError as error:
         yield from error.problems
         return
@@ -56,7 +65,13 @@ def _algorithm_section(config: DictConfig) -> Iterator[str]:
             f"{select(config, 'algorithm.adv_estimator')}: set algorithm.adv_estimator=scalerl or delete the section "
             "(~algorithm.scalerl)"
         )
-    elif settings.zero_variance == "drop" and select(config, "algorithm.filter_groups.enable", False):
+
+
+def _double_filtering(config: DictConfig) -> Iterator[str]:
+    if select(config, "algorithm.adv_estimator") != "scalerl":
+        return
+    drops = select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop"
+    if drops and select(config, "algorithm.filter_groups.enable", False):
         yield (
             "algorithm.scalerl.zero_variance=drop and algorithm.filter_groups.enable=True both filter prompts, one "
             "without and one with refill: set zero_variance=keep, or filter_groups.enable=False"
@@ -74,11 +89,42 @@ def _estimator(config: DictConfig) -> Iterator[str]:
         )
     if select(config, "algorithm.use_kl_in_reward", False):
         yield "algorithm.use_kl_in_reward=True changes the rewards that zero-variance filtering compares: set it False"
+    rejection = "algorithm.rollout_correction.rollout_rs"
+    if select(config, rejection) is not None and select(config, f"{_ACTOR}.policy_loss.loss_mode") != "scalerl_cispo":
+        yield (
+            f"{rejection} masks tokens after the trainer has counted them, so algorithm.adv_estimator=scalerl would "
+            f"correct another denominator than the loss uses: set {rejection}=null"
+        )
+
+
+def _poll_interval(config: DictConfig) -> Iterator[str]:
+    section = "trainer.v1.sampler"
+    for key in OmegaConf.select(config, section) or ():
+        if str(key).startswith("poll_interval"):
+            yield f"{section}.{key} has no effect: set +{section}.sampler_kwargs.poll_interval_s"
+    kwargs = OmegaConf.select(config, f"{section}.sampler_kwargs") or {}
+    custom = select(config, f"{section}.custom_sampler.path")
+    for key, value in kwargs.items():
+        if key == "poll_interval_s":
+            if custom:
+                yield f"{section}.sampler_kwargs.poll_interval_s is for verl's replay buffer, not {custom}: delete it"
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                yield f"{section}.sampler_kwargs.poll_interval_s={value!r} must be a positive number of seconds"
+        elif not custom:
+            yield (
+                f"{section}.sampler_kwargs.{key} has no effect: verl's own replay buffer takes no keyword arguments, "
+                "and of ours it is poll_interval_s"
+            )
 
 
 def _cispo(config: DictConfig) -> Iterator[str]:
     section = OmegaConf.select(config, f"{_ACTOR}.policy_loss")
     if section is None or section.get("loss_mode") != "scalerl_cispo":
+        if section is not None and "eps_max" in section:
+            yield (
+                f"{_ACTOR}.policy_loss.eps_max is read by scalerl_cispo only, but loss_mode="
+                f"{section.get('loss_mode')}: delete it (~{_ACTOR}.policy_loss.eps_max) or set loss_mode=scalerl_cispo"
+            )
         return
     try:
         check_eps_max(section.get("eps_max", DEFAULT_EPS_MAX))
@@ -97,8 +143,14 @@ def _cispo(config: DictConfig) -> Iterator[str]:
     if not select(config, f"{_ROLLOUT}.calculate_log_probs", False):
         yield f"{_ROLLOUT}.calculate_log_probs=False: scalerl_cispo needs the sampling-time log-probs; set it True"
     yield from _sampling(config)
-    if str(select(config, f"{_ROLLOUT}.dtype", "")).lower() in ("float16", "half", "fp16"):
+    if str(_engine_setting(config, "dtype", "")).lower() in ("float16", "half", "fp16"):
         yield f"{_ROLLOUT}.dtype=float16 cannot hold an importance ratio: use bfloat16 or float32"
+
+
+def _engine_setting(config: DictConfig, key: str, default: str) -> str:
+    """A setting as vLLM gets it: verl lets ``engine_kwargs.vllm`` override its own keys."""
+    value = select(config, f"{_ROLLOUT}.engine_kwargs.vllm.{key}", select(config, f"{_ROLLOUT}.{key}", default))
+    return str(value)
 
 
 def _sampling(config: DictConfig) -> Iterator[str]:
@@ -106,8 +158,10 @@ def _sampling(config: DictConfig) -> Iterator[str]:
     temperature = float(select(config, f"{_ROLLOUT}.temperature", 1.0))
     if temperature <= 0:
         yield f"{_ROLLOUT}.temperature={temperature}: greedy sampling has no importance ratio; set it above 0"
-    mode = select(config, f"{_ROLLOUT}.logprobs_mode", "processed_logprobs")
-    if temperature != 1.0 and mode != "processed_logprobs":
+    mode = _engine_setting(config, "logprobs_mode", "processed_logprobs")
+    if mode not in ("processed_logprobs", "raw_logprobs"):
+        yield f"{_ROLLOUT}.logprobs_mode={mode} records no log-probs: set logprobs_mode=processed_logprobs"
+    elif temperature != 1.0 and mode != "processed_logprobs":
         yield (
             f"{_ROLLOUT}.logprobs_mode={mode} with temperature={temperature}: the recorded log-probs would be at "
             "temperature 1, the trainer scores at the sampling temperature; set logprobs_mode=processed_logprobs"
@@ -202,4 +256,14 @@ def _slots(config: DictConfig) -> int:
     return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
-_CHECKS: tuple[Check, ...] = (_names, _algorithm_section, _estimator, _cispo, _row_weights, _prompt_mean, _cpu)
+_CHECKS: tuple[Check, ...] = (
+    _names,
+    _algorithm_section,
+    _double_filtering,
+    _estimator,
+    _poll_interval,
+    _cispo,
+    _row_weights,
+    _prompt_mean,
+    _cpu,
+)

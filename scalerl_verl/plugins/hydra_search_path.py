@@ -8,7 +8,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class ScaleRLSearchPath(SearchPathPlugin):
-    """Appends our package, so that a user's own files of the same name win."""
+    """Appends our package after verl's own files (a ``--config-dir`` comes after us)."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(provider="scalerl_verl", path="pkg://scalerl_verl.configs")

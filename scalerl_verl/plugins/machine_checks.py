@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,68 @@ from omegaconf import DictConfig, ListConfig
 
 from scalerl_verl.plugins.names import select
 from scalerl_verl.upstream.activation import is_cpu_platform
+from scalerl_verl.upstream.verl.weight_sync import sync_timeout_s
 
 GIB = 2**30
 MIN_CPU_MEMORY_GIB = 6.0
 """Available memory below which a CPU run is refused: its dozen processes were measured at 7 GiB with shared pages
 counted once, of which Ray and page cache can give back about 1 GiB."""
 _SHM_SLACK_GIB = 0.25
+CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_schema(path).names
+
+
+def _json_columns(path: Path) -> list[str]:
+    """Keys of the first record of a JSON-lines file (or of a list of records)."""
+    with path.open(encoding="utf-8") as stream:
+        first = stream.readline()
+        if first.lstrip().startswith("["):
+            records = json.loads(first + stream.read())
+            return list(records[0]) if records else []
+    return list(json.loads(first)) if first.strip() else []
+
+
+_READERS: dict[str, Callable[[Path], list[str]]] = {
+    ".parquet": _parquet_columns,
+    ".json": _json_columns,
+    ".jsonl": _json_columns,
+}
+"""File types of verl's data set -> how to list the columns."""
 
 
 def find_problems(config: DictConfig) -> list[str]:
     """Every missing file, column or resource; empty if there is none."""
-    problems = list(_model(config)) + list(_data(config)) + list(_reward(config)) + list(_ports(config))
-    if not select(config, "ray_kwargs.ray_init.address"):
-        problems += _memory(config)
+    address = str(select(config, "ray_kwargs.ray_init.address", "local"))
+    problems = list(_environment())
+    if not address.startswith("ray://"):
+        # With a Ray client everything but this driver, files included, is on the cluster.
+        problems += [*_model(config), *_data(config), *_reward(config)]
+    if address == "local":
+        problems += [*_ports(config), *_memory(config)]
     return problems
+
+
+def _environment() -> Iterator[str]:
+    try:
+        sync_timeout_s()
+    except ValueError as error:
+        yield str(error)
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and is_cpu_platform() and "scalerl" not in {name.strip() for name in plugins.split(",")}:
+        yield f"VLLM_PLUGINS={plugins} keeps vLLM from loading scalerl, which a CPU run needs: add scalerl or unset it"
 
 
 def _is_local(path: str) -> bool:
     """A path on this machine, as opposed to a hub id (org/name) or a remote URL."""
     if "://" in path:
         return False
-    return path.startswith(("/", "./", "../", "~")) or os.path.exists(path)
+    return path.startswith(("/", "./", "../", "~")) or path.count("/") > 1 or os.path.exists(path)
 
 
 def _model(config: DictConfig) -> Iterator[str]:
@@ -46,7 +88,7 @@ def _model(config: DictConfig) -> Iterator[str]:
         folder = Path(path).expanduser()
         if not folder.is_dir():
             yield f"{key}={path} is not a directory: correct the path"
-        elif not (folder / "config.json").is_file():
+        elif not (folder / "config.json").is_file() and not select(config, "actor_rollout_ref.model.hf_config_path"):
             yield f"{key}={path} has no config.json: point it at a model saved by transformers"
 
 
@@ -57,6 +99,8 @@ def _files(value: Any) -> list[str]:
 
 
 def _data(config: DictConfig) -> Iterator[str]:
+    if select(config, "data.custom_cls.path"):
+        return  # the class decides what a file is
     for key in ("data.train_files", "data.val_files"):
         files = _files(select(config, key))
         if not files:
@@ -67,26 +111,33 @@ def _data(config: DictConfig) -> Iterator[str]:
             path = Path(name).expanduser()
             if not path.is_file():
                 yield f"{key}={name} does not exist: correct the path"
-            elif path.suffix == ".parquet":
+            elif path.suffix not in _READERS:
+                yield f"{key}={name}: verl reads {', '.join(_READERS)} files only; convert it"
+            else:
                 yield from _columns(config, key, path)
 
 
 def _columns(config: DictConfig, key: str, path: Path) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
     try:
-        columns = pyarrow.parquet.read_schema(path).names
-    except (pyarrow.ArrowException, OSError) as error:
-        yield f"{key}={path} cannot be read as parquet: {error}"
+        columns = _READERS[path.suffix](path)
+    except (ValueError, OSError) as error:  # pyarrow's errors are ValueErrors or OSErrors
+        yield f"{key}={path} cannot be read as {path.suffix}: {error}"
         return
-    prompt = select(config, "data.prompt_key", "prompt")
-    needed = {prompt: "data.prompt_key names another column", "data_source": "the reward function is chosen by it"}
-    if not select(config, "reward.reward_model.enable", False):
+    needed = {select(config, "data.prompt_key", "prompt"): "or let data.prompt_key name the column with the prompts"}
+    if _rule_based_reward(config):
+        needed["data_source"] = "the reward function is chosen by it"
         needed["reward_model"] = "it holds {'style': ..., 'ground_truth': ...} of the rule-based reward"
     for column, why in needed.items():
         if column not in columns:
             yield f"{key}={path} has no column '{column}' (found: {', '.join(columns)}): add it; {why}"
+
+
+def _rule_based_reward(config: DictConfig) -> bool:
+    """verl's own reward manager grades by a function; others read what they like."""
+    if select(config, "reward.reward_model.enable", False):
+        return False
+    source = select(config, "reward.reward_manager.source", "register")
+    return source == "register" and select(config, "reward.reward_manager.name", "naive") == "naive"
 
 
 def _reward(config: DictConfig) -> Iterator[str]:
@@ -102,7 +153,9 @@ def _ports(config: DictConfig) -> Iterator[str]:
         keys.append("transfer_queue.metrics.port")
     for key in keys:
         port = select(config, key)
-        if port and not _port_free(int(port)):
+        if port and not 0 < int(port) < 65536:
+            yield f"{key}={port} is no port: set one from 1 to 65535"
+        elif port and not _port_free(int(port)):
             yield f"{key}={port} is taken on this machine: set another port"
 
 
@@ -130,6 +183,8 @@ def _memory(config: DictConfig) -> Iterator[str]:
     needed = (float(store) / GIB if store else 0.0) + _SHM_SLACK_GIB
     if is_cpu_platform():
         needed += float(bucket) / 1024
+    if select(config, "ray_kwargs.ray_init._plasma_directory"):
+        needed -= float(store) / GIB if store else 0.0
     if shm.is_dir() and shutil.disk_usage(shm).free < needed * GIB:
         free = shutil.disk_usage(shm).free / GIB
         yield (
@@ -143,9 +198,18 @@ def available_memory_gib() -> float:
     """GiB that can be used without swapping: the host's MemAvailable, within the container's limit if there is one."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file():
-        text = limit.read_text().strip()
-        if text != "max":
-            available = min(available, int(text) - int(used.read_text()))
+    for limit_name, used_name in (("memory.max", "memory.current"), _CGROUP_V1):
+        limit, used = CGROUP / limit_name, CGROUP / used_name
+        if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+            free = int(limit.read_text()) - int(used.read_text()) + _page_cache(limit.with_name("memory.stat"))
+            available = min(available, free)
     return available / GIB
+
+
+def _page_cache(stat: Path) -> int:
+    """Bytes of file pages that a container's limit counts as used and the kernel gives back when asked."""
+    if not stat.is_file():
+        return 0
+    fields = dict(line.split(maxsplit=1) for line in stat.read_text().splitlines())
+    prefix = "total_" if "total_inactive_file" in fields else ""
+    return sum(int(fields.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +18,15 @@ _VALUES: dict[str, frozenset[str]] = {
     "trainer.v1.trainer_mode": frozenset({"pipeline_rl", "ppo_off_policy"}),
     "actor_rollout_ref.rollout.agent.default_agent_loop": frozenset({"forced_interruption"}),
 }
-_SECTIONS = ("algorithm.scalerl", "trainer.v1.sampler.sampler_kwargs.poll_interval_s")
+_SECTIONS: dict[str, tuple[str, ...]] = {
+    "": ("scalerl",),
+    "algorithm": ("scalerl", "adv_norm", "zero_variance"),
+    "trainer.v1.sampler": ("poll_interval",),
+    "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),
+}
+"""Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
+_ALIKE = 0.85
+"""Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
 PREFIX = "scalerl"
 PLANNED = frozenset({"pipeline_rl", "ppo_off_policy", "forced_interruption"})
 
@@ -28,16 +37,42 @@ def select(config: DictConfig, path: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
-def asked_names(config: DictConfig) -> dict[str, str]:
-    """Config path -> value for each of our names in use; the CPU platform counts as one."""
-    found: dict[str, str] = {}
-    for path, values in _VALUES.items():
+def near_miss(value: str, names: frozenset[str]) -> str | None:
+    """The name of ours that ``value`` was probably meant to be; None if it is one of them or like none."""
+    if value in names:
+        return None
+    folded = value.casefold().replace("_", "-")
+    for name in sorted(names):
+        own = name.replace("_", "-")
+        if folded.startswith(PREFIX) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
+            return name
+    return None
+
+
+def near_misses(config: DictConfig) -> dict[str, tuple[str, str]]:
+    """Config path -> (value given, name probably meant)."""
+    found = {}
+    for path, names in _VALUES.items():
         value = str(select(config, path, ""))
-        if value in values or value.startswith(PREFIX):
+        meant = near_miss(value, names)
+        if meant is not None:
+            found[path] = (value, meant)
+    return found
+
+
+def asked_names(config: DictConfig) -> dict[str, str]:
+    """Config path -> value for each of our names in use (near misses too); the CPU platform counts as one."""
+    found = {path: value for path, (value, _) in near_misses(config).items()}
+    for path, names in _VALUES.items():
+        value = str(select(config, path, ""))
+        if value in names:
             found[path] = value
-    for path in _SECTIONS:
-        if OmegaConf.select(config, path) is not None:
-            found[path] = "set"
+    for section, prefixes in _SECTIONS.items():
+        keys = OmegaConf.select(config, section) if section else config
+        if isinstance(keys, DictConfig):
+            for key in keys:
+                if str(key).casefold().startswith(prefixes):
+                    found[f"{section}.{key}".lstrip(".")] = "set"
     if is_cpu_platform():
         found[PLATFORM_ENV] = "cpu"
     return found

@@ -12,7 +12,7 @@ from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.plugins import config_checks, machine_checks, status
 from scalerl_verl.plugins.names import asked_names, select
 from scalerl_verl.upstream import registry
-from scalerl_verl.upstream.activation import FORWARDED_ENV, set_active
+from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
 
 _POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 _OUR_POLICY_LOSS_CONFIG = "scalerl_verl.plugins.policy_loss_config.ScaleRLPolicyLossConfig"
@@ -35,8 +35,10 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     """
     asked = asked_names(config)
     if not asked:
+        clear_active()
         return asked
     problems = config_checks.find_problems(config) + machine_checks.find_problems(config)
+    problems += _ray_problems()
     if problems:
         raise ScaleRLConfigError(problems)
     set_active()
@@ -47,6 +49,15 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     names = ", ".join(f"{path}={value}" for path, value in asked.items())
     print(f"[scalerl_verl] active: {names}", file=sys.stderr, flush=True)
     return asked
+
+
+def _ray_problems() -> list[str]:
+    """A Ray that this process started before has workers that do not know of us (Hydra's multirun)."""
+    import ray
+
+    if ray.is_initialized() and not is_checked():
+        return ["Ray is already running in this process for a run without our names: launch each run by itself"]
+    return []
 
 
 def _select_policy_loss_config(config: DictConfig) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,12 @@ def record(loaded_by: str | None = None) -> None:
     if not directory:
         return
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{os.getpid()}.json"
     scratch = target.with_suffix(".tmp")
-    scratch.write_text(json.dumps(process_status(), indent=1))
-    scratch.replace(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(process_status(), indent=1))
+        scratch.replace(target)
+    except OSError as error:
+        # A diagnostic that cannot be written (another node without that folder) must not end a run.
+        print(f"scalerl_verl: {STATUS_DIR_ENV}={directory} cannot be written: {error}", file=sys.stderr)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,18 @@ class AdvantageStep:
     Args:
         loss_agg_mode: the actor's aggregation mode.
         metrics: the step's metrics; ours are added under ``scalerl/``.
+        uses_groups: our estimator or prompt average is in use.
+        uses_names: these or our policy loss are in use; a run without them gets no metric of ours.
         result: set by the estimator ``scalerl``; None with any other estimator.
         nothing_trains: no row carries a learning signal, so the actor update is skipped.
     """
 
     loss_agg_mode: str
     metrics: dict[str, Any]
+    uses_groups: bool = False
+    uses_names: bool = False
     result: AdvantageResult | None = None
-    nothing_trains: bool = field(default=False)
+    nothing_trains: bool = False
 
     def note_result(self, result: AdvantageResult) -> None:
         """Record the estimator's result and its metrics."""
@@ -60,12 +64,37 @@ def current_step() -> AdvantageStep | None:
 @contextlib.contextmanager
 def advantage_step(config: Any, metrics: dict[str, Any]) -> Iterator[AdvantageStep]:
     """Make the actor's aggregation mode and the metrics visible to the estimator for one step."""
-    step = AdvantageStep(loss_agg_mode=config.actor_rollout_ref.actor.loss_agg_mode, metrics=metrics)
+    actor = config.actor_rollout_ref.actor
+    mode = actor.loss_agg_mode
+    uses_groups = mode == "prompt-mean" or config.algorithm.adv_estimator == "scalerl"
+    uses_names = uses_groups or actor.policy_loss.loss_mode == "scalerl_cispo"
+    step = AdvantageStep(mode, metrics, uses_groups=uses_groups, uses_names=uses_names)
     token = _current.set(step)
     try:
         yield step
     finally:
         _current.reset(token)
+
+
+def refuse_multi_output_sessions(batch_keys: Sequence[str]) -> None:
+    """Refuse sessions with several outputs, each of which would count as a response of its own.
+
+    Args:
+        batch_keys: verl's row keys, ``{uid}_{session}_{output}``.
+
+    Raises:
+        ValueError: a session of this batch has more than one output and our estimator or prompt average is in use.
+    """
+    step = current_step()
+    if step is None or not step.uses_groups:
+        return
+    sessions = [key.rsplit("_", 1)[0] for key in batch_keys]
+    if len(set(sessions)) != len(sessions):
+        raise ValueError(
+            "an agent loop returned several outputs for one response: algorithm.adv_estimator=scalerl and "
+            "loss_agg_mode=prompt-mean would count each of them as a response; use adv_estimator=grpo with one of "
+            "verl's own aggregation modes"
+        )
 
 
 def fold_row_weights(data: Any) -> Any:
@@ -83,7 +112,7 @@ def fold_row_weights(data: Any) -> Any:
         The same object.
     """
     step = current_step()
-    if step is None:
+    if step is None or not step.uses_names:
         return data
     mask_BT = data.batch["response_mask"].bool()
     num_tokens_B = mask_BT.sum(dim=-1).cpu().numpy()

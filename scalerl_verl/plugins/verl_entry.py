@@ -8,19 +8,23 @@ or train with something else; so this module stops such a run itself. It imports
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from typing import Any
 
-_OUR_WORDS = ("scalerl", "prompt-mean", "poll_interval_s", "backend=gloo", "backend: gloo")
-"""As they stand on a command line or in YAML."""
+_NAMES = r"(scalerl|scalerl_cispo|prompt-mean|gloo)"
+_ON_COMMAND_LINE = re.compile(
+    rf"^\+{{0,2}}(scalerl[@=]|algorithm\.scalerl\b|\S*poll_interval_s=)|^\+{{0,2}}[\w.@]+=['\"]?{_NAMES}['\"]?$"
+)
+_IN_YAML = re.compile(rf"^\s*(scalerl:|poll_interval_s:|[\w]+: ['\"]?{_NAMES}['\"]?$)", re.MULTILINE)
 
 
 def asks_for_us(argv: list[str], environ: dict[str, str]) -> bool:
     """Whether a command line or environment uses one of our names (before any config is composed)."""
     by_env = environ.get("SCALERL_VERL_ACTIVE") == "1" or environ.get("VERL_PLATFORM", "").lower() == "cpu"
-    # argv[0] is the script: a path that happens to contain our name asks for nothing.
-    return by_env or any(word in argument for argument in argv[1:] for word in _OUR_WORDS)
+    # argv[0] is the script; a value that merely contains our name (a path) asks for nothing.
+    return by_env or any(_ON_COMMAND_LINE.search(argument) for argument in argv[1:])
 
 
 def _guard_config(cause: str) -> None:
@@ -35,7 +39,7 @@ def _guard_config(cause: str) -> None:
     def validate_config(config: object, *args: object, **kwargs: object) -> object:
         from omegaconf import OmegaConf
 
-        if any(word in OmegaConf.to_yaml(config) for word in _OUR_WORDS):
+        if _IN_YAML.search(OmegaConf.to_yaml(config)):
             raise SystemExit(cause)
         return original(config, *args, **kwargs)
 

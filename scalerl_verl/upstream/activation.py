@@ -24,14 +24,33 @@ def is_cpu_platform() -> bool:
     return os.environ.get(PLATFORM_ENV, "").strip().lower() == "cpu"
 
 
+def is_checked() -> bool:
+    """The driver's start-up check passed for this run (or somebody vouched for it by setting the variable)."""
+    return os.environ.get(ACTIVE_ENV) == "1"
+
+
 def is_active() -> bool:
     """The run uses at least one of our names, or runs on our CPU platform."""
-    return os.environ.get(ACTIVE_ENV) == "1" or is_cpu_platform()
+    return is_checked() or is_cpu_platform()
+
+
+_set_here = False
 
 
 def set_active() -> None:
     """Mark this process and every process it starts as part of a run that uses our names."""
-    os.environ[ACTIVE_ENV] = "1"
+    global _set_here
+    if not is_checked():
+        _set_here = True
+        os.environ[ACTIVE_ENV] = "1"
+
+
+def clear_active() -> None:
+    """Undo `set_active` of an earlier run in this process (Hydra's multirun), not what the user exported."""
+    global _set_here
+    if _set_here:
+        _set_here = False
+        os.environ.pop(ACTIVE_ENV, None)
 
 
 def applies(when: str) -> bool:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from scalerl_verl.errors import PatchError
-from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, applies
+from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, applies, is_checked
 from scalerl_verl.upstream.import_hooks import after_import, is_imported
 from scalerl_verl.upstream.spec import PatchSpec, installed_version, resolve, source_hash, version_allowed
 
@@ -48,7 +48,9 @@ def install(specs: Iterable[PatchSpec]) -> None:
         if spec.name in _states:
             continue
         _states[spec.name] = PatchState(spec)
-        after_import(spec.module, functools.partial(_on_import, spec))
+        # Whoever imported the module before us has bound the original names already.
+        late = is_imported(spec.module)
+        after_import(spec.module, functools.partial(_on_import, spec, late=late))
 
 
 def activate() -> None:
@@ -143,6 +145,22 @@ def require_active(*names: str) -> None:
         raise PatchError(
             "scalerl_verl is not active where this run needs it:\n  "
             + "\n  ".join(missing)
-            + "\nLaunch through verl's main_ppo, which runs the start-up check, or export SCALERL_VERL_ACTIVE=1 "
-            "in every process; 'scalerl doctor' shows the details."
+            + "\nLaunch through python -m verl.trainer.main_ppo, which runs the start-up check; 'scalerl doctor' shows "
+            "the details."
+        )
+
+
+def require_checked_run(name: str) -> None:
+    """Check that the start-up check passed in this run.
+
+    Args:
+        name: what of ours is about to be used, for the message.
+
+    Raises:
+        PatchError: it did not, for example because another entry point than main_ppo launched the run.
+    """
+    if not is_checked():
+        raise PatchError(
+            f"{name} is used in a run whose configuration scalerl_verl has not checked: other settings could silently "
+            "disable it. Launch through python -m verl.trainer.main_ppo (V1 trainers)."
         )

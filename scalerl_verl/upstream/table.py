@@ -4,11 +4,20 @@
 from __future__ import annotations
 
 from scalerl_verl.upstream.spec import PatchSpec
-from scalerl_verl.upstream.verl import cpu, prompt_mean, startup_check, trainer_faults, training_step, weight_sync
+from scalerl_verl.upstream.verl import (
+    bypass_mode,
+    cpu,
+    prompt_mean,
+    startup_check,
+    trainer_faults,
+    training_step,
+    weight_sync,
+)
 from scalerl_verl.upstream.vllm import cpu_linear
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
+    *bypass_mode.SPECS,
     *prompt_mean.SPECS,
     *training_step.SPECS,
     *trainer_faults.SPECS,

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes, remove_shared_memory
+from scalerl_verl.platform.reap import (
+    RUN_ID_ENV,
+    end_processes,
+    find_processes,
+    find_shared_memory,
+    remove_shared_memory,
+)
 from tests.recipe_modules import load_quickstart_module
 
 REPO = Path(__file__).resolve().parents[2]
@@ -101,19 +107,24 @@ def launch_verl(
         **env,
     }
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *tiny_overrides(assets, folder), *overrides]
-    began, wall = time.time(), time.monotonic()
+    wall = time.monotonic()
+    segments: set[str] = set()
     log_path = folder / f"log-{run_id[:6]}.txt"
     try:
         with log_path.open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-            code = process.wait(timeout=timeout_s)
+            while (code := process.poll()) is None:
+                if time.monotonic() - wall > timeout_s:
+                    raise subprocess.TimeoutExpired(command, timeout_s)
+                segments |= find_shared_memory(run_id)
+                time.sleep(2)
             ended_at = time.time()
     finally:
         seconds = time.monotonic() - wall
         leftover = count_leftover(run_id)
         end_processes(run_id)
-        segments = remove_shared_memory(began)
-    return VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, segments, ended_at)
+        removed = remove_shared_memory(segments)
+    return VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, removed, ended_at)
 
 
 def count_leftover(run_id: str, grace_s: float = 30.0) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from scalerl_verl.platform.reap import find_shared_memory
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, REPO
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -62,15 +63,16 @@ def _run_processes(out: Path) -> list[int]:
 def interrupted(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run that got ctrl-C after its first step; yields its output folder."""
     out = tmp_path_factory.mktemp("quickstart")
-    shm_before = set(os.listdir("/dev/shm"))
     process = _launch(tiny_assets, out, out / "first.log")
     latest = out / "run" / "checkpoints" / "latest_checkpointed_iteration.txt"
     _wait(latest.exists, process)
     assert len(_run_processes(out)) > 5
+    segments = find_shared_memory((out / ".run-id").read_text())
+    assert segments, "vLLM's engine talks to its worker through shared memory"
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert _run_processes(out) == []
-    assert set(os.listdir("/dev/shm")) - shm_before == set()
+    assert segments & set(os.listdir("/dev/shm")) == set()
     yield out
 
 

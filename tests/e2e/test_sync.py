@@ -91,7 +91,7 @@ def test_trainer_and_generator_agree_at_the_first_step(first: VerlRun) -> None:
     metrics = _first_metrics(first)[1]
     assert 0 <= metrics["scalerl/mismatch/log_ratio_abs_max"] < 1e-5
     assert metrics["scalerl/loss/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert metrics["scalerl/loss/nonfinite_tokens"] == 0
+    assert metrics["scalerl/loss/nonfinite_tokens_sum"] == 0
 
 
 def test_step_with_equal_rewards_is_skipped_and_training_goes_on(first: VerlRun) -> None:

@@ -11,6 +11,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
+from scalerl_verl.upstream.registry import require_checked_run
 from scalerl_verl.upstream.spec import PatchSpec
 
 PROMPT_MEAN = "prompt-mean"
@@ -26,6 +27,7 @@ def _build_config(original: Any, module: ModuleType) -> Any:
         if mode != PROMPT_MEAN:
             original(self)
             return
+        require_checked_run(f"loss_agg_mode={PROMPT_MEAN}")
         # verl compares with a list that is local to this method; the field itself is frozen after __init__.
         object.__setattr__(self, "loss_agg_mode", _EQUIVALENT)
         try:

@@ -19,7 +19,7 @@ def _build_step(original: Any, module: ModuleType) -> Any:
 
         with advantage_step(self.config, metrics) as step:
             batch = original(self, batch, metrics)
-        self._scalerl_nothing_trains = step.nothing_trains
+        self._scalerl_step = step
         return batch
 
     return _compute_advantage
@@ -27,10 +27,11 @@ def _build_step(original: Any, module: ModuleType) -> Any:
 
 def _build_advantage(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
-    def compute_advantage_for_multi_trajectories(data: Any, *args: Any, **kwargs: Any) -> Any:
-        from scalerl_verl.plugins.training_step import fold_row_weights
+    def compute_advantage_for_multi_trajectories(data: Any, batch_keys: Any, *args: Any, **kwargs: Any) -> Any:
+        from scalerl_verl.plugins.training_step import fold_row_weights, refuse_multi_output_sessions
 
-        return fold_row_weights(original(data, *args, **kwargs))
+        refuse_multi_output_sessions(batch_keys)
+        return fold_row_weights(original(data, batch_keys, *args, **kwargs))
 
     return compute_advantage_for_multi_trajectories
 
@@ -38,7 +39,10 @@ def _build_advantage(original: Any, module: ModuleType) -> Any:
 def _build_update(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
-        if getattr(self, "_scalerl_nothing_trains", False):
+        step = getattr(self, "_scalerl_step", None)
+        if step is None or not step.uses_names:
+            return original(self, batch, metrics)
+        if step.nothing_trains:
             # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
             metrics["scalerl/data/skipped_updates_sum"] = 1.0
             return batch

@@ -75,14 +75,14 @@ class WatchedSocket:
         event = zmq.POLLOUT if writing else zmq.POLLIN
         deadline = time.monotonic() + self._timeout_s
         while not self._socket.poll(_POLL_MS, event):
-            self._check_receiver()
+            self._check_receiver(event)
             if time.monotonic() > deadline:
                 raise WeightSyncError(
                     f"the generator gave no sign of life for {self._timeout_s:g} s during a weight update. Look for an "
                     f"earlier error of the vLLM engine in this log; if loading is just slow, raise {SYNC_TIMEOUT_ENV}."
                 )
 
-    def _check_receiver(self) -> None:
+    def _check_receiver(self, event: int) -> None:
         if self._receiver is None:
             return
         import ray
@@ -96,6 +96,8 @@ class WatchedSocket:
             # Ray renders the whole remote traceback, which `from error` keeps; its last line is the cause.
             cause = str(error).strip().splitlines()[-1]
             raise WeightSyncError(f"the generator failed to load the trainer's weights: {cause}") from error
+        if self._socket.poll(0, event):
+            return  # its last reply came in between
         raise WeightSyncError("the generator ended its side of the weight update before all weights were sent")
 
 

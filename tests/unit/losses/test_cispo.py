@@ -32,7 +32,7 @@ METRICS = {
     "scalerl/loss/capped_frac_pos": "mean",
     "scalerl/loss/capped_frac_neg": "mean",
     "scalerl/loss/ess_frac": "mean",
-    "scalerl/loss/nonfinite_tokens": "sum",
+    "scalerl/loss/nonfinite_tokens_sum": "sum",
     "scalerl/mismatch/log_ratio_abs_mean": "mean",
     "scalerl/mismatch/log_ratio_abs_max": "max",
     "scalerl/mismatch/k3_kl": "mean",
@@ -145,7 +145,7 @@ def test_nonfinite_logprobs_never_reach_the_loss(logp_train, logp_rollout):
     assert grad_BT.tolist() == [[0.0, -1.5]]
     pairs = torch.tensor([[[logp_train, -1.0]], [[logp_rollout, -1.0]]])
     metrics = cispo_metrics(*pairs, torch.ones(1, 2), torch.ones(1, 2), 5.0)
-    assert metrics["scalerl/loss/nonfinite_tokens"] == (1.0, "sum")
+    assert metrics["scalerl/loss/nonfinite_tokens_sum"] == (1.0, "sum")
     assert metrics["scalerl/loss/ratio_max"] == (1.0, "max")
     assert all(math.isfinite(value) for value, _ in metrics.values())
 
@@ -159,7 +159,7 @@ def test_impossible_token_or_overflowing_ratio_is_capped(logp_rollout):
     metrics = cispo_metrics(*pairs, torch.ones(1, 1), torch.ones(1, 1), 5.0)
     assert all(math.isfinite(value) for value, _ in metrics.values())
     assert metrics["scalerl/loss/capped_frac_pos"][0] == 1.0
-    assert metrics["scalerl/loss/nonfinite_tokens"][0] == 0.0
+    assert metrics["scalerl/loss/nonfinite_tokens_sum"][0] == 0.0
 
 
 def test_gradient_stays_finite_through_the_softmax_that_made_minus_infinity():
@@ -255,7 +255,7 @@ def test_metrics_of_the_hand_computed_batch():
             "scalerl/loss/capped_frac_pos": 1 / 3,
             "scalerl/loss/capped_frac_neg": 0.5,
             "scalerl/loss/ess_frac": 9.5**2 / (5 * 23.25),
-            "scalerl/loss/nonfinite_tokens": 0.0,
+            "scalerl/loss/nonfinite_tokens_sum": 0.0,
             "scalerl/mismatch/log_ratio_abs_mean": 7 * LN2 / 5,
             "scalerl/mismatch/log_ratio_abs_max": 3 * LN2,
             "scalerl/mismatch/k3_kl": 3.1 - 1 - LN2,

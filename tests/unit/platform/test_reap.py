@@ -14,8 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from scalerl_verl.platform import reap
-from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes, remove_shared_memory, resident_gib
+from scalerl_verl.platform.reap import (
+    RUN_ID_ENV,
+    end_processes,
+    find_processes,
+    find_shared_memory,
+    remove_shared_memory,
+    resident_gib,
+)
 
 PARENT = """
 import subprocess, sys, time
@@ -124,58 +130,60 @@ def make_segment(name: str) -> None:
 
 
 @pytest.fixture
-def segment_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A name as Python gives it; only this one may be removed here, other tests and programs have segments too."""
+def segment_name() -> Iterator[str]:
+    """A name as Python gives it."""
     name = f"psm_{uuid.uuid4().hex[:8]}"
-    assert name.startswith(reap.SHM_PREFIXES)
-    monkeypatch.setattr(reap, "SHM_PREFIXES", (name,))
     yield name
     (SHM / name).unlink(missing_ok=True)
 
 
-@needs_shm
-def test_segment_that_nobody_maps_is_removed(segment_name: str) -> None:
-    since = time.time() - 1
-    make_segment(segment_name)
-    assert segment_name in remove_shared_memory(since)
-    assert not (SHM / segment_name).exists()
+HOLD = (
+    "import mmap, os, sys\n"
+    "handle = os.open(sys.argv[1], os.O_RDWR)\n"
+    "if sys.argv[2] == 'mapped':\n"
+    "    memory = mmap.mmap(handle, 4096)\n"
+    "    os.close(handle)\n" + READY_AND_SLEEP
+)
 
 
 @needs_shm
 @pytest.mark.parametrize("how", ["mapped", "open"])
-def test_segment_in_use_by_a_living_process_is_kept(segment_name: str, how: str) -> None:
-    since = time.time() - 1
+def test_segment_of_the_run_is_seen_and_removed_once_nobody_has_it(run_id: str, segment_name: str, how: str) -> None:
     make_segment(segment_name)
-    code = (
-        "import mmap, os, sys\n"
-        "handle = os.open(sys.argv[1], os.O_RDWR)\n"
-        "if sys.argv[2] == 'mapped':\n"
-        "    memory = mmap.mmap(handle, 4096)\n"
-        "    os.close(handle)\n" + READY_AND_SLEEP
-    )
-    user, _ = start(code, str(SHM / segment_name), how)
-    try:
-        assert segment_name not in remove_shared_memory(since)
-        assert (SHM / segment_name).exists()
-    finally:
-        user.kill()
-        user.wait()
-    assert segment_name in remove_shared_memory(since)
+    user, _ = start(HOLD, str(SHM / segment_name), how, **{RUN_ID_ENV: run_id})
+    seen = find_shared_memory(run_id)
+    assert seen == {segment_name}
+    assert remove_shared_memory(seen) == [], "a living process still has it"
+    assert end_processes(run_id) == 1
+    user.wait(timeout=5)
+    assert remove_shared_memory(seen) == [segment_name]
+    assert not (SHM / segment_name).exists()
 
 
 @needs_shm
-def test_segment_from_before_the_run_is_kept(segment_name: str) -> None:
+def test_segment_of_another_program_is_neither_seen_nor_removed(run_id: str, segment_name: str) -> None:
     make_segment(segment_name)
-    assert segment_name not in remove_shared_memory(time.time() + 1)
+    start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id})
+    assert find_shared_memory(run_id) == set()
+    assert remove_shared_memory(find_shared_memory(run_id)) == []
     assert (SHM / segment_name).exists()
 
 
 @needs_shm
-def test_segment_with_a_foreign_name_is_kept(segment_name: str) -> None:
-    name = f"stub_{segment_name}"
-    make_segment(name)
+def test_segment_shared_with_another_program_is_kept(run_id: str, segment_name: str) -> None:
+    make_segment(segment_name)
+    start(HOLD, str(SHM / segment_name), "mapped", **{RUN_ID_ENV: run_id})
+    other, _ = start(HOLD, str(SHM / segment_name), "mapped")
     try:
-        assert name not in remove_shared_memory(time.time() - 1)
-        assert (SHM / name).exists()
+        seen = find_shared_memory(run_id)
+        end_processes(run_id)
+        assert remove_shared_memory(seen) == []
+        assert (SHM / segment_name).exists()
     finally:
-        (SHM / name).unlink()
+        other.kill()
+        other.wait()
+
+
+@needs_shm
+def test_names_that_leave_the_folder_are_refused() -> None:
+    assert remove_shared_memory({"../etc/hostname", "no-such-segment"}) == []

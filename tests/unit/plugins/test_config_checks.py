@@ -189,20 +189,88 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         [f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.loss_agg_mode=prompt-mean"],
     ),
     "our advantages with Clip-Cov": (
-        "recipe",
-        {f"{ACTOR}.policy_loss.loss_mode": "clip_cov", f"{ACTOR}.loss_agg_mode": "token-mean"},
+        "advantage",
+        {f"{ACTOR}.policy_loss.loss_mode": "clip_cov", f"{ROLLOUT}.n": 4},
         [f"{ACTOR}.policy_loss.loss_mode=clip_cov", "algorithm.adv_estimator=scalerl"],
     ),
     "our advantages with GMPO": (
-        "recipe",
-        {f"{ACTOR}.policy_loss.loss_mode": "geo_mean", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
+        "advantage",
+        {
+            f"{ACTOR}.policy_loss.loss_mode": "geo_mean",
+            f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
+            f"{ROLLOUT}.n": 4,
+        },
         [f"{ACTOR}.policy_loss.loss_mode=geo_mean", "algorithm.adv_estimator=scalerl"],
     ),
     "our advantages with SAPO and another mode than its own": (
-        "recipe",
-        {f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ACTOR}.loss_agg_mode": "token-mean"},
+        "advantage",
+        {f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ROLLOUT}.n": 4},
         [f"{ACTOR}.loss_agg_mode=token-mean", "policy_loss.loss_mode=sapo", "seq-mean-token-mean"],
     ),
+    "cap of a loss that is not in use": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.loss_mode": "vanilla"},
+        [f"{ACTOR}.policy_loss.eps_max", "loss_mode=vanilla", f"~{ACTOR}.policy_loss.eps_max"],
+    ),
+    "our section in other letters": (
+        "recipe",
+        {"algorithm.scaleRL": {"zero_variance": "keep"}},
+        ["algorithm.scaleRL has no effect", "algorithm.scalerl.adv_norm"],
+    ),
+    "setting beside its section": ("recipe", {"algorithm.adv_norm": "none"}, ["algorithm.adv_norm has no effect"]),
+    "preset group as a key": ("recipe", {"scalerl": "recipe"}, ["top-level key scalerl has no effect"]),
+    "section that is a word": ("recipe", {"algorithm.scalerl": "drop"}, ["algorithm.scalerl=drop must be a section"]),
+    "loss in capitals": (
+        "",
+        {f"{ACTOR}.policy_loss.loss_mode": "ScaleRL_CISPO"},
+        [f"{ACTOR}.policy_loss.loss_mode=ScaleRL_CISPO does not exist", "scalerl_cispo"],
+    ),
+    "estimator with a letter missing": (
+        "",
+        {"algorithm.adv_estimator": "scalrl"},
+        ["adv_estimator=scalrl", "scalerl?"],
+    ),
+    "double filtering without a section of ours": (
+        "",
+        {"algorithm.adv_estimator": "scalerl", f"{ROLLOUT}.n": 4, "algorithm.filter_groups.enable": True},
+        ["algorithm.filter_groups.enable=True", "zero_variance=keep"],
+    ),
+    "rejection after the trainer has counted": (
+        "advantage",
+        {f"{ROLLOUT}.n": 4, "algorithm.rollout_correction.rollout_rs": "token_k1"},
+        ["algorithm.rollout_correction.rollout_rs"],
+    ),
+    "log-probs that are logits": (
+        "recipe",
+        {f"{ROLLOUT}.logprobs_mode": "raw_logits"},
+        [f"{ROLLOUT}.logprobs_mode=raw_logits", "processed_logprobs"],
+    ),
+    "raw log-probs through the engine's own arguments": (
+        "recipe",
+        {f"{ROLLOUT}.temperature": 0.7, f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode": "raw_logprobs"},
+        ["logprobs_mode=raw_logprobs with temperature=0.7"],
+    ),
+    "poll interval under another key": (
+        "recipe",
+        {"trainer.v1.sampler.sampler_kwargs.poll_interval": 1},
+        ["sampler_kwargs.poll_interval has no effect", "poll_interval_s"],
+    ),
+    "poll interval beside its section": (
+        "recipe",
+        {"trainer.v1.sampler.poll_interval_s": 1},
+        ["trainer.v1.sampler.poll_interval_s has no effect"],
+    ),
+    "negative poll interval": (
+        "recipe",
+        {"trainer.v1.sampler.sampler_kwargs.poll_interval_s": -1},
+        ["poll_interval_s=-1", "positive"],
+    ),
+    "poll interval of another buffer": (
+        "recipe",
+        {"trainer.v1.sampler.sampler_kwargs.poll_interval_s": 1, "trainer.v1.sampler.custom_sampler.path": "mine.py"},
+        ["poll_interval_s", "mine.py"],
+    ),
+    "another entry point of verl": ("recipe", {"async_training.x": 1}, ["verl.trainer.main_ppo"]),
     "entropy bonus": ("recipe", {f"{ACTOR}.entropy_coeff": 0.01}, [f"{ACTOR}.entropy_coeff=0.01", "entropy_coeff=0"]),
     "KL loss": ("recipe", {f"{ACTOR}.use_kl_loss": True}, [f"{ACTOR}.use_kl_loss=True", "use_kl_loss=False"]),
     "distillation": ("recipe", {"distillation.enabled": True}, ["distillation.enabled=True", "prompt-mean"]),
@@ -221,8 +289,12 @@ def test_contradiction_is_refused_with_its_key(fault: str) -> None:
 
 
 def test_sapo_is_fine_with_the_mode_it_uses() -> None:
-    changes = {f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}
-    assert find_problems(changed("recipe", changes)) == []
+    changes = {
+        f"{ACTOR}.policy_loss.loss_mode": "sapo",
+        f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
+        f"{ROLLOUT}.n": 4,
+    }
+    assert find_problems(changed("advantage", changes)) == []
 
 
 @pytest.mark.parametrize(
@@ -340,8 +412,11 @@ def _loss_of_verl(name: str, scale: float, mode: str) -> float:
 
 
 @pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))
-def test_prompt_average_is_refused_exactly_for_losses_it_would_not_be_exact_for(name: str) -> None:
+def test_prompt_average_is_refused_exactly_for_losses_it_would_not_be_exact_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompt weights in the advantages need a loss that scales with them and follows the aggregation mode."""
+    monkeypatch.setenv(ACTIVE_ENV, "1")
     plain, doubled = _loss_of_verl(name, 1.0, "token-sum"), _loss_of_verl(name, 2.0, "token-sum")
     scales = doubled == pytest.approx(2 * plain, rel=1e-9)
     follows = _loss_of_verl(name, 1.0, "seq-mean-token-sum") == pytest.approx(plain / 4, rel=1e-9)

@@ -121,7 +121,7 @@ def test_remote_data_is_not_looked_for_here(config: DictConfig) -> None:
 def test_broken_parquet(config: DictConfig, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.parquet"
     path.write_bytes(content)
-    assert f"data.train_files={path} cannot be read as parquet" in problem_of(config, "data.train_files", str(path))
+    assert f"data.train_files={path} cannot be read as .parquet" in problem_of(config, "data.train_files", str(path))
 
 
 @pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
@@ -231,5 +231,61 @@ def test_available_memory_is_the_host_s_within_the_container_s_limit(
     if limit is not None:
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         (tmp_path / "memory.current").write_text(f"{used_gib * GIB}\n")
+    monkeypatch.setattr(machine_checks, "CGROUP", tmp_path)
     monkeypatch.setattr(machine_checks, "Path", lambda path: tmp_path / str(path).rsplit("/", 1)[1])
     assert REAL_AVAILABLE_MEMORY_GIB() == pytest.approx(expected_gib)
+
+
+def test_page_cache_of_a_container_counts_as_available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """12 GiB allowed, 8.5 used, 7.5 of which the kernel gives back: 11 are available, not 3.5."""
+    monkeypatch.setattr(machine_checks, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(str(12 * GIB))
+    (tmp_path / "memory.current").write_text(str(int(8.5 * GIB)))
+    (tmp_path / "memory.stat").write_text(f"anon {GIB}\ninactive_file {7 * GIB}\nactive_file {GIB // 2}\n")
+    (tmp_path / "meminfo").write_text(f"MemAvailable: {20 * 2**20} kB\n")
+    monkeypatch.setattr(machine_checks, "Path", lambda path: tmp_path / str(path).rsplit("/", 1)[1])
+    assert REAL_AVAILABLE_MEMORY_GIB() == pytest.approx(11.0)
+
+
+def test_container_limit_of_the_older_kind_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine_checks, "CGROUP", tmp_path)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(str(4 * GIB))
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text(str(3 * GIB))
+    (tmp_path / "memory" / "memory.stat").write_text(f"total_inactive_file {GIB}\ninactive_file 5\n")
+    (tmp_path / "meminfo").write_text(f"MemAvailable: {20 * 2**20} kB\n")
+    monkeypatch.setattr(machine_checks, "Path", lambda path: tmp_path / str(path).rsplit("/", 1)[1])
+    assert REAL_AVAILABLE_MEMORY_GIB() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("changes", [{"data.custom_cls.path": "mine.py"}, {"ray_kwargs.ray_init.address": "ray://h:1"}])
+def test_files_that_are_not_ours_to_find_are_not_looked_for(config: DictConfig, changes: dict[str, str]) -> None:
+    OmegaConf.update(config, "data.train_files", "/absent.parquet")
+    for path, value in changes.items():
+        OmegaConf.update(config, path, value, force_add=True)
+    assert not [problem for problem in find_problems(config) if "data.train_files" in problem]
+
+
+def test_other_reward_managers_need_no_columns_of_ours(config: DictConfig, tmp_path: Path) -> None:
+    path = tmp_path / "plain.jsonl"
+    path.write_text('{"prompt": "x"}\n')
+    OmegaConf.update(config, "data.train_files", str(path))
+    assert [problem.split("'")[1] for problem in find_problems(config)] == ["data_source", "reward_model"]
+    OmegaConf.update(config, "reward.reward_manager.source", "importlib")
+    assert not [problem for problem in find_problems(config) if "data.train_files" in problem]
+
+
+def test_file_type_that_verl_cannot_read(config: DictConfig, tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("prompt\n")
+    assert ".parquet, .json, .jsonl" in problem_of(config, "data.train_files", str(path))
+
+
+def test_path_with_several_slashes_is_no_hub_id(config: DictConfig) -> None:
+    OmegaConf.update(config, MODEL, "outputs/models/absent")
+    assert [problem.split("=")[0] for problem in find_problems(config)] == [MODEL]
+
+
+def test_bad_sync_timeout_is_refused(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALERL_VERL_SYNC_TIMEOUT_S", "ten")
+    assert [problem for problem in find_problems(config) if "SCALERL_VERL_SYNC_TIMEOUT_S='ten'" in problem]

@@ -28,7 +28,14 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.plugins import algorithms
 from scalerl_verl.plugins.algorithms import estimate_advantages, metric_aggregations, policy_loss
-from scalerl_verl.plugins.training_step import AdvantageStep, advantage_step, current_step, fold_row_weights
+from scalerl_verl.plugins.training_step import (
+    AdvantageStep,
+    advantage_step,
+    current_step,
+    fold_row_weights,
+    refuse_multi_output_sessions,
+)
+from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.upstream.verl import training_step as patches
 
 EPS_MAX = 2.0
@@ -43,9 +50,19 @@ class StubActorConfig:
     global_batch_info: dict[str, Any] = field(default_factory=dict)
 
 
-def stub_config(loss_agg_mode: str) -> SimpleNamespace:
-    """Stands for the composed config: the one key that the training step reads."""
-    return SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(loss_agg_mode=loss_agg_mode)))
+@pytest.fixture(autouse=True)
+def checked_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the driver's start-up check had passed."""
+    monkeypatch.setenv(ACTIVE_ENV, "1")
+
+
+def stub_config(loss_agg_mode: str, adv_estimator: str = "scalerl") -> SimpleNamespace:
+    """Stands for the composed config: the keys that the training step reads."""
+    actor = SimpleNamespace(loss_agg_mode=loss_agg_mode, policy_loss=SimpleNamespace(loss_mode="vanilla"))
+    return SimpleNamespace(
+        actor_rollout_ref=SimpleNamespace(actor=actor),
+        algorithm=SimpleNamespace(adv_estimator=adv_estimator),
+    )
 
 
 @dataclass
@@ -94,7 +111,7 @@ def compute_advantages(
     """The driver's half of a step: verl's own function calls the estimator, then the patch folds the weights."""
     algorithm = OmegaConf.create({"scalerl": section} if estimator == "scalerl" else {})
     metrics: dict[str, Any] = {}
-    with advantage_step(stub_config(mode), metrics) as step:
+    with advantage_step(stub_config(mode, estimator), metrics) as step:
         data = compute_advantage_for_multi_trajectories(
             batch.data(),
             batch_keys=[f"{uid}_{row}_0" for row, uid in enumerate(batch.uid_B)],
@@ -235,7 +252,7 @@ def test_estimator_of_verl_with_its_own_aggregation_is_not_touched() -> None:
     assert expected.any()
     assert torch.equal(advantages_BT, expected)
     assert step.nothing_trains is False
-    assert set(step.metrics) == {"scalerl/data/generated_tokens_sum"}
+    assert step.metrics == {}
 
 
 def test_estimator_of_verl_with_prompt_average_gets_prompt_weights() -> None:
@@ -305,7 +322,7 @@ def test_sums_survive_the_average_over_ranks() -> None:
     logp_BT = -torch.ones(2, 3)
     logp_BT[0, :2] = float("nan")
     _, metrics = policy_loss(**loss_arguments(log_prob=logp_BT))
-    assert metrics["scalerl/loss/nonfinite_tokens"] == 4
+    assert metrics["scalerl/loss/nonfinite_tokens_sum"] == 4
     assert set(metrics) == set(metric_aggregations())
     assert all(name.startswith(("scalerl/loss/", "scalerl/mismatch/")) for name in metrics)
 
@@ -414,7 +431,7 @@ def test_patched_ppo_loss_keeps_maxima_minima_and_sums(patched_worker: dict[str,
     assert metrics["scalerl/loss/ratio_max"] == pytest.approx(np.exp(3), rel=1e-5)
     assert metrics["scalerl/loss/ratio_min"] == pytest.approx(1.0, rel=1e-5)
     assert metrics["scalerl/mismatch/log_ratio_abs_max"] == pytest.approx(3.0, rel=1e-5)
-    assert metrics["scalerl/loss/nonfinite_tokens"] == 0.0
+    assert metrics["scalerl/loss/nonfinite_tokens_sum"] == 0.0
     assert metrics["scalerl/loss/capped_frac_pos"] == pytest.approx(1 / 3)
 
 
@@ -427,3 +444,33 @@ def test_patched_ppo_loss_aggregates_prompt_mean_over_the_global_batch(patched_w
 def test_entropy_under_prompt_mean_is_reported_as_its_token_mean(patched_worker: dict[str, Any]) -> None:
     """(2 tokens * 1 + 1 * 4 + 3 * 2) / 6."""
     assert patched_worker["metrics"]["actor/entropy_loss"] == pytest.approx(2.0, rel=1e-5)
+
+
+def test_several_outputs_of_one_session_are_refused() -> None:
+    keys = ["a_0_0", "a_1_0", "b_0_0", "b_0_1"]
+    with advantage_step(stub_config("token-mean", "grpo"), {}):
+        refuse_multi_output_sessions(keys)
+    for config in (stub_config("token-mean"), stub_config("prompt-mean", "grpo")):
+        with advantage_step(config, {}), pytest.raises(ValueError, match="several outputs"):
+            refuse_multi_output_sessions(keys)
+        with advantage_step(config, {}):
+            refuse_multi_output_sessions(keys[:3])
+
+
+def test_reward_on_a_masked_last_token_counts() -> None:
+    """verl puts the reward on the last token, which a tool's output or an injected phrase masks."""
+    rewards_BT = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    mask_BT = torch.tensor([[True, True, False], [True, True, True]])
+    with advantage_step(stub_config("token-mean"), {}) as step:
+        advantages_BT, _ = estimate_advantages(rewards_BT, mask_BT, np.array(["a", "a"]), OmegaConf.create({}))
+    assert step.result is not None and step.result.groups.num_mixed == 1
+    torch.testing.assert_close(advantages_BT, torch.tensor([[1.0, 1.0, 0.0], [-1.0, -1.0, -1.0]]))
+
+
+def test_run_that_was_not_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ACTIVE_ENV)
+    batch = torch.zeros(1, 1)
+    with pytest.raises(PatchError, match="loss_mode=scalerl_cispo is used in a run whose configuration"):
+        policy_loss(batch, batch, batch, batch.bool(), "token-mean", StubActorConfig())
+    with advantage_step(stub_config("token-mean"), {}), pytest.raises(PatchError, match="adv_estimator=scalerl"):
+        estimate_advantages(batch, batch.bool(), np.array(["a"]), None)

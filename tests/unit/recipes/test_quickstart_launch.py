@@ -18,31 +18,72 @@ def launch() -> ModuleType:
     return load_quickstart_module("launch")
 
 
-def _interrupted(paths) -> None:
-    (paths.run / "checkpoints").mkdir(parents=True)
-    (paths.run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("5")
-    paths.metrics.write_text('{"step": 5, "data": {}}\n{"step": 6, "da')
+SETTINGS = {"seed": 0, "steps": None, "overrides": []}
+
+
+def _interrupted(paths, steps_logged: int = 7, saved: tuple[int, ...] = (5,)) -> None:
+    for step in saved:
+        (paths.run / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
+    paths.latest_checkpoint.write_text(str(saved[-1]))
+    paths.settings.write_text(json.dumps(SETTINGS))
+    lines = [json.dumps({"step": step, "data": {}}) for step in range(steps_logged + 1)]
+    paths.metrics.write_text("\n".join(lines) + '\n{"step": 9, "da')
 
 
 def test_interrupted_run_is_resumed_and_its_metrics_are_kept(launch: ModuleType, tmp_path: Path) -> None:
     paths = launch.Paths(tmp_path)
     _interrupted(paths)
-    assert "resuming" in launch.start_files(paths, fresh=False)
-    paths.metrics.write_text('{"step": 6, "data": {}}\n')
+    assert "resuming" in launch.start_files(paths, False, SETTINGS)
+    paths.metrics.write_text('{"step": 8, "data": {}}\n')
     launch.merge_attempts(paths)
-    assert [json.loads(line)["step"] for line in paths.metrics.read_text().splitlines()] == [5, 6]
+    assert [json.loads(line)["step"] for line in paths.metrics.read_text().splitlines()] == list(range(9))
 
 
-@pytest.mark.parametrize("case", ["asked", "finished", "without checkpoint"])
+def test_run_ended_between_checkpoint_and_log_resumes_from_the_checkpoint_before(
+    launch: ModuleType, tmp_path: Path
+) -> None:
+    paths = launch.Paths(tmp_path)
+    _interrupted(paths, steps_logged=9, saved=(5, 10))
+    assert "resuming" in launch.start_files(paths, False, SETTINGS)
+    assert paths.latest_checkpoint.read_text() == "5"
+
+
+@pytest.mark.parametrize("case", ["asked", "finished", "without checkpoint", "nothing logged"])
 def test_run_starts_anew(launch: ModuleType, tmp_path: Path, case: str) -> None:
     paths = launch.Paths(tmp_path)
-    _interrupted(paths)
+    _interrupted(paths, steps_logged=3 if case == "nothing logged" else 7)
     if case == "finished":
         paths.finished.touch()
     if case == "without checkpoint":
-        (paths.run / "checkpoints" / "latest_checkpointed_iteration.txt").unlink()
-    assert launch.start_files(paths, fresh=case == "asked") == "starting anew"
-    assert list(paths.run.iterdir()) == []
+        paths.latest_checkpoint.unlink()
+    assert launch.start_files(paths, case == "asked", SETTINGS) == "starting anew"
+    assert list(paths.run.iterdir()) == [paths.settings]
+
+
+def test_other_settings_do_not_continue_an_interrupted_run(launch: ModuleType, tmp_path: Path) -> None:
+    paths = launch.Paths(tmp_path)
+    _interrupted(paths)
+    with pytest.raises(launch.LaunchError, match="--fresh"):
+        launch.start_files(paths, False, {**SETTINGS, "seed": 7})
+    assert "anew" in launch.start_files(paths, True, {**SETTINGS, "seed": 7})
+
+
+def test_folder_of_somebody_else_is_not_deleted(launch: ModuleType, tmp_path: Path) -> None:
+    paths = launch.Paths(tmp_path)
+    paths.run.mkdir()
+    (paths.run / "results.txt").write_text("mine")
+    for fresh in (True, False):
+        with pytest.raises(launch.LaunchError, match="not made by the quickstart"):
+            launch.start_files(paths, fresh, SETTINGS)
+    assert (paths.run / "results.txt").read_text() == "mine"
+
+
+def test_paths_with_any_characters_survive_the_override_grammar(launch: ModuleType) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    for path in ("/a b/(c),d=e", "/home/jürgen/x", "/it's/{y}", "/back\\slash/'", "/~;![]#&"):
+        (override,) = OverridesParser.create().parse_overrides([f"a.b={launch.quote(path)}"])
+        assert override.value() == path
 
 
 def test_second_quickstart_in_the_same_folder_is_refused(
