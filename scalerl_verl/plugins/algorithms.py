@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from scalerl_verl.advantages import scalerl_advantages
 from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss
-from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
+from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.plugins.training_step import current_step
 from scalerl_verl.upstream.registry import require_active
 
@@ -41,7 +42,7 @@ def policy_loss(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """CISPO with one absolute cap, on one micro-batch (arXiv 2510.13786, Eq. 4).
+    """CISPO, with the options of `PolicyLossSettings`, on one micro-batch (arXiv 2510.13786, Eq. 4).
 
     Args:
         old_log_prob: log-probs recorded when each token was sampled (the start-up check makes sure that verl copies
@@ -67,10 +68,10 @@ def policy_loss(
         )
     if loss_agg_mode == "prompt-mean":
         require_active("verl.prompt_mean.worker_statistics")
-    eps_max = check_eps_max(config.policy_loss.get("eps_max", DEFAULT_EPS_MAX))
-    loss_BT = cispo_token_loss(log_prob, old_log_prob, advantages, response_mask, eps_max)
+    options = dataclasses.asdict(PolicyLossSettings.from_config(config.policy_loss))
+    loss_BT = cispo_token_loss(log_prob, old_log_prob, advantages, response_mask, **options)
     loss = aggregate_loss(loss_BT, response_mask, loss_agg_mode, **config.global_batch_info)
-    measured = cispo_metrics(log_prob, old_log_prob, advantages, response_mask, eps_max)
+    measured = cispo_metrics(log_prob, old_log_prob, advantages, response_mask, **options)
     # verl averages sums over data-parallel ranks.
     dp_size = config.global_batch_info.get("dp_size", 1)
     return loss, {name: value * dp_size if how == "sum" else value for name, (value, how) in measured.items()}

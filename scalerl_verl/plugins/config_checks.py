@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.plugins.names import PLANNED, select
-from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
+from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -81,9 +81,9 @@ def _cispo(config: DictConfig) -> Iterator[str]:
     if section is None or section.get("loss_mode") != "scalerl_cispo":
         return
     try:
-        check_eps_max(section.get("eps_max", DEFAULT_EPS_MAX))
-    except ValueError as error:
-        yield str(error)
+        PolicyLossSettings.from_config(section)
+    except ScaleRLConfigError as error:
+        yield from error.problems
     correction = "algorithm.rollout_correction"
     if not select(config, f"{correction}.bypass_mode", False):
         yield (
