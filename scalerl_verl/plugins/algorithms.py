@@ -12,6 +12,7 @@ import torch
 
 from scalerl_verl.advantages import scalerl_advantages
 from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss
+from scalerl_verl.plugins.rows import count_tokens, spread_rows, sum_rows
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.plugins.training_step import current_step
 from scalerl_verl.upstream.registry import require_active
@@ -99,7 +100,8 @@ def estimate_advantages(
         config: verl's ``algorithm`` section; ours is ``config.scalerl``.
 
     Returns:
-        (advantages, returns), both [B, T] in the dtype of the rewards; 0 where the mask is False.
+        (advantages, returns), the same tensor [B, T] in the dtype of the rewards; 0 where the mask is False. It carries
+        the row weights of the aggregation mode already: one pass over [B, T] instead of two.
 
     Raises:
         PatchError: called outside the patched training step, which alone can fix the denominators.
@@ -110,13 +112,16 @@ def estimate_advantages(
         raise RuntimeError("the estimator 'scalerl' was called outside PPOTrainer._compute_advantage")
     settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
     mask_BT = response_mask.bool()
+    num_tokens_B = count_tokens(mask_BT)
     # Rewards at masked positions are padding; whatever they hold must not enter the sum.
-    rewards_B = torch.where(mask_BT, token_level_rewards, 0.0).double().sum(dim=-1).cpu().numpy()
-    trains_B = mask_BT.any(dim=-1).cpu().numpy()
     result = scalerl_advantages(
-        rewards_B, index, trains_B, adv_norm=settings.adv_norm, zero_variance=settings.zero_variance
+        sum_rows(token_level_rewards, mask_BT),
+        index,
+        num_tokens_B > 0,
+        adv_norm=settings.adv_norm,
+        zero_variance=settings.zero_variance,
     )
     step.note_result(result)
-    advantages_B = torch.as_tensor(result.advantages_B, device=mask_BT.device).to(token_level_rewards.dtype)
-    advantages_BT = advantages_B[:, None] * mask_BT
+    weights_B = step.weigh_rows(num_tokens_B, index, result.kept_B)
+    advantages_BT = spread_rows(result.advantages_B * weights_B, mask_BT, like=token_level_rewards)
     return advantages_BT, advantages_BT
