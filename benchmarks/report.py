@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the generated parts of README.md: benchmark tables and the list of upstream symbols.
+"""Write the generated parts of README.md and docs/: benchmark tables, upstream symbols, differences of baselines.
 
 python benchmarks/report.py           rewrite them
-python benchmarks/report.py --check   exit 1 if README.md is out of date
+python benchmarks/report.py --check   exit 1 if one is out of date
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import re
 import sys
 from collections.abc import Callable
 
+import baselines
 from rows import REPO, read_rows
-
-README = REPO / "README.md"
 
 
 def quickstart_table() -> str:
@@ -52,19 +51,23 @@ def symbols_table() -> str:
     return "\n".join(lines)
 
 
-PARTS: dict[str, Callable[[], str]] = {"quickstart": quickstart_table, "symbols": symbols_table}
+Parts = dict[str, Callable[[], str]]
+FILES: dict[str, Parts] = {
+    "README.md": {"quickstart": quickstart_table, "symbols": symbols_table},
+    "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},
+}
 
 
-def render(text: str) -> str:
-    """``text`` with each part between ``<!-- generated:NAME -->`` and ``<!-- end:NAME -->`` made anew.
+def render(name: str, text: str) -> str:
+    """``text`` of the file with each part between ``<!-- generated:NAME -->`` and ``<!-- end:NAME -->`` made anew.
 
     Raises:
         ValueError: a part's markers are missing.
     """
-    for name, make in PARTS.items():
-        pattern = re.compile(rf"(<!-- generated:{name} -->\n).*?(<!-- end:{name} -->)", re.DOTALL)
+    for part, make in FILES[name].items():
+        pattern = re.compile(rf"(<!-- generated:{part} -->\n).*?(<!-- end:{part} -->)", re.DOTALL)
         if not pattern.search(text):
-            raise ValueError(f"README.md has no '<!-- generated:{name} -->' ... '<!-- end:{name} -->'")
+            raise ValueError(f"{name} has no '<!-- generated:{part} -->' ... '<!-- end:{part} -->'")
         body = make()
         text = pattern.sub(lambda match, body=body: f"{match[1]}{body}\n{match[2]}", text)
     return text
@@ -74,14 +77,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    old = README.read_text()
-    new = render(old)
-    if arguments.check:
+    outdated = []
+    for name in FILES:
+        old = (REPO / name).read_text()
+        new = render(name, old)
         if old != new:
-            print("README.md is out of date: run python benchmarks/report.py", file=sys.stderr)
-        return int(old != new)
-    README.write_text(new)
-    return 0
+            outdated.append(name)
+            if not arguments.check:
+                (REPO / name).write_text(new)
+    if arguments.check and outdated:
+        print(f"{', '.join(outdated)} out of date: run python benchmarks/report.py", file=sys.stderr)
+    return int(arguments.check and bool(outdated))
 
 
 if __name__ == "__main__":

@@ -3,5 +3,12 @@
 
 from scalerl_verl.losses.aggregation import AGG_MODES, aggregate_loss
 from scalerl_verl.losses.cispo import cispo_metrics, cispo_token_loss
+from scalerl_verl.losses.ratios import SEQUENCE_TRUNCATIONS
 
-__all__ = ["AGG_MODES", "aggregate_loss", "cispo_metrics", "cispo_token_loss"]
+__all__ = [
+    "AGG_MODES",
+    "SEQUENCE_TRUNCATIONS",
+    "aggregate_loss",
+    "cispo_metrics",
+    "cispo_token_loss",
+]

@@ -12,17 +12,33 @@ Any other unmasked token (`logp_train` NaN, +-inf or huge; `logp_rollout` NaN or
 It gives 0 loss and 0 gradient and is counted in `scalerl/loss/nonfinite_tokens_sum`: one broken token does not spoil a
 step, and does not go unseen. A non-finite advantage at a usable token is let through: it is a fault of the estimator,
 not of a sampler, and must not be hidden.
+
+Two options, off by default and free to combine, bound the ratio in other ways than by its cap:
+
+* `token_mask_range` [low, high] (IcePop, arXiv 2510.18855): a usable token whose own ratio lies outside gets 0 loss and
+  0 gradient, whatever its sequence does, and is counted in `scalerl/loss/out_of_range_tokens_sum`. It stays in the
+  denominators, as in IcePop and in INTELLECT-3 (arXiv 2512.16144): |y| counts what was sampled.
+* `sequence_truncation`: all tokens of a response share the weight min(rho_i, eps_max) of one sequence ratio, over all
+  its usable tokens. "product" is what the field calls sequence-level truncated importance sampling (Seq-TIS):
+  rho_i = prod_t rho_it. Its log-variance grows with the length, so that over thousands of tokens most responses end
+  at the cap or near 0. "geometric_mean" is GSPO's length-normalised ratio rho_i = (prod_t rho_it)^(1/|y_i|), stable but
+  biased. A response never spans micro-batches, so neither depends on how a batch is split.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-MAX_ABS_LOGP = 1.0e9
-"""From this magnitude on, a log-probability is a masked logit (such as `torch.finfo(...).min`), not a probability: a
-few such terms would overflow the FP32 sum."""
+from scalerl_verl.losses.ratios import (
+    check_options,
+    loss_dtype,
+    sequence_log_ratio,
+    tokens_in_range,
+    usable_tokens,
+)
 
 _MAX_LOG_RATIO = 80.0
 """Metrics see log-ratios clamped to this from above: exp(80) = 5.5e34, whose sums over a batch stay finite."""
@@ -34,9 +50,12 @@ _NEUTRAL_METRICS: dict[str, tuple[float, str]] = {
     "scalerl/loss/capped_frac_pos": (0.0, "mean"),
     "scalerl/loss/capped_frac_neg": (0.0, "mean"),
     "scalerl/loss/ess_frac": (1.0, "mean"),
+    "scalerl/loss/out_of_range_frac": (0.0, "mean"),
+    "scalerl/loss/out_of_range_tokens_sum": (0.0, "sum"),
     "scalerl/loss/nonfinite_tokens_sum": (0.0, "sum"),
     "scalerl/mismatch/log_ratio_abs_mean": (0.0, "mean"),
     "scalerl/mismatch/log_ratio_abs_max": (0.0, "max"),
+    "scalerl/mismatch/sequence_log_ratio_abs_max": (0.0, "max"),
     "scalerl/mismatch/k3_kl": (0.0, "mean"),
 }
 
@@ -47,6 +66,8 @@ def cispo_token_loss(
     advantages_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     eps_max: float = 5.0,
+    token_mask_range: Sequence[float] | None = None,
+    sequence_truncation: str | None = None,
 ) -> torch.Tensor:
     """Return the CISPO loss of every token, with the importance ratio truncated at one absolute cap.
 
@@ -64,30 +85,39 @@ def cispo_token_loss(
         mask_BT: True (or non-zero) where a token trains, [B, T].
         eps_max: cap of the ratio. The paper finds 4, 5 and 8 alike. A cap above the square root of the largest number
             of the loss's dtype (1.8e19 in FP32) acts as that root.
+        token_mask_range: [low, high]; tokens whose ratio lies outside contribute nothing. None: all contribute.
+        sequence_truncation: "product" or "geometric_mean": one ratio a sequence takes the place of rho above. None: a
+            ratio per token.
 
     Returns:
         Loss per token to minimise, [B, T], float32, or float64 if either log-probability is float64.
 
     Raises:
-        ValueError: if `eps_max` is not a finite number above 0, shapes differ, or an input is float16 or not floating.
+        ValueError: for an option outside what it allows, shapes that differ, or an input that is float16 or not
+            floating.
 
     Source: arXiv 2510.13786, objective J of section 2 (ScaleRL), the summand per token.
     """
-    _check_inputs(logp_train_BT, logp_rollout_BT, advantages_BT, mask_BT, eps_max)
-    dtype = _loss_dtype(logp_train_BT, logp_rollout_BT)
+    check_options(eps_max, token_mask_range, sequence_truncation)
+    _check_tensors(logp_train_BT, logp_rollout_BT, advantages_BT, mask_BT)
+    dtype = loss_dtype(logp_train_BT, logp_rollout_BT)
     logp_train_BT = logp_train_BT.to(dtype)
     logp_rollout_BT = logp_rollout_BT.detach().to(dtype)
-    usable_BT = _usable_tokens(logp_train_BT.detach(), logp_rollout_BT, mask_BT)
+    usable_BT = usable_tokens(logp_train_BT.detach(), logp_rollout_BT, mask_BT)
 
     # Every operand is selected before it enters the arithmetic: 0 * NaN is NaN, in the loss and in its gradient.
-    logp_train_BT = logp_train_BT.masked_fill(~usable_BT, 0.0)
-    logp_rollout_BT = logp_rollout_BT.masked_fill(~usable_BT, 0.0)
-    advantages_BT = advantages_BT.detach().to(dtype).masked_fill(~usable_BT, 0.0)
+    log_ratio_BT = (logp_train_BT.detach() - logp_rollout_BT).masked_fill(~usable_BT, 0.0)
+    kept_BT = usable_BT
+    if token_mask_range is not None:
+        kept_BT = usable_BT & tokens_in_range(log_ratio_BT, token_mask_range)
+    if sequence_truncation is not None:
+        log_ratio_BT = sequence_log_ratio(log_ratio_BT, usable_BT, sequence_truncation).to(dtype)
+    logp_train_BT = logp_train_BT.masked_fill(~kept_BT, 0.0)
+    advantages_BT = advantages_BT.detach().to(dtype).masked_fill(~kept_BT, 0.0)
 
     cap = min(float(eps_max), math.sqrt(torch.finfo(dtype).max))
-    log_ratio_BT = (logp_train_BT.detach() - logp_rollout_BT).clamp(max=math.log(cap))
-    ratio_BT = log_ratio_BT.exp().clamp(max=cap)
-    return -(ratio_BT * advantages_BT) * logp_train_BT
+    weight_BT = log_ratio_BT.clamp(max=math.log(cap)).exp().clamp(max=cap)
+    return -(weight_BT * advantages_BT) * logp_train_BT
 
 
 @torch.no_grad()
@@ -97,13 +127,18 @@ def cispo_metrics(
     advantages_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     eps_max: float = 5.0,
+    token_mask_range: Sequence[float] | None = None,
+    sequence_truncation: str | None = None,
 ) -> dict[str, tuple[float, str]]:
     """Return diagnostics of the ratio and of the trainer-generator mismatch, each with how to aggregate it.
 
-        ess_frac = (sum w)^2 / (n * sum w^2),  w = min(rho, eps_max)
+        ess_frac = (sum w)^2 / (n * sum w^2),  w = the weight of a token in the loss: min(rho, eps_max), or that of its
+                   sequence, and 0 outside of `token_mask_range`
         k3_kl = mean(rho - 1 - log rho), an estimate of KL(rollout || train) over tokens of the rollout
+        sequence_log_ratio_abs_max = max_i |sum_t log rho_it|
 
-    Ratios are not truncated except in `ess_frac`; log-ratios are clamped to 80 from above, so every value is finite.
+    Ratios of tokens are not truncated except in `ess_frac`; their log-ratios are clamped to 80 from above, so every
+    value is finite.
     Unusable tokens (see the module) enter `nonfinite_tokens_sum` only. Keys never vary. Where no token is usable, the
     values are those of a ratio of 1 everywhere. A "mean" is over this call's tokens: over several micro-batches it is
     recombined with equal weight per micro-batch.
@@ -114,33 +149,44 @@ def cispo_metrics(
         advantages_BT: advantages; only their sign is used, [B, T], same dtypes.
         mask_BT: True (or non-zero) where a token trains, [B, T].
         eps_max: cap of the ratio.
+        token_mask_range: as in `cispo_token_loss`.
+        sequence_truncation: as in `cispo_token_loss`.
 
     Returns:
         Name to (value, aggregation); aggregation is "sum", "max", "min" or "mean". `capped_frac_pos` is the fraction
-        of the tokens with A > 0 whose ratio exceeds `eps_max`, `capped_frac_neg` that of the tokens with A < 0.
+        of the tokens with A > 0 whose ratio (or whose sequence's, under `sequence_truncation`) exceeds `eps_max` and
+        that the range does not mask, `capped_frac_neg` that of the tokens with A < 0. `out_of_range_tokens_sum` and
+        `out_of_range_frac` count what the range masks.
 
     Raises:
         ValueError: as `cispo_token_loss`.
 
     Source: arXiv 2510.13786, section 2; k3 is the estimator of http://joschu.net/blog/kl-approx.html.
     """
-    _check_inputs(logp_train_BT, logp_rollout_BT, advantages_BT, mask_BT, eps_max)
-    dtype = _loss_dtype(logp_train_BT, logp_rollout_BT)
-    usable_BT = _usable_tokens(logp_train_BT.to(dtype), logp_rollout_BT.to(dtype), mask_BT)
+    check_options(eps_max, token_mask_range, sequence_truncation)
+    _check_tensors(logp_train_BT, logp_rollout_BT, advantages_BT, mask_BT)
+    dtype = loss_dtype(logp_train_BT, logp_rollout_BT)
+    usable_BT = usable_tokens(logp_train_BT.to(dtype), logp_rollout_BT.to(dtype), mask_BT)
     num_nonfinite = (mask_BT.bool() & ~usable_BT).sum().double()
-    logp_train_N = logp_train_BT[usable_BT].double()
-    num_tokens = logp_train_N.numel()
+    num_tokens = int(usable_BT.sum())
     metrics = dict(_NEUTRAL_METRICS)
     if num_tokens == 0:
         metrics["scalerl/loss/nonfinite_tokens_sum"] = (float(num_nonfinite), "sum")
         return metrics
 
-    log_ratio_N = (logp_train_N - logp_rollout_BT[usable_BT].double()).clamp(max=_MAX_LOG_RATIO)
+    log_ratio_BT = (logp_train_BT.double() - logp_rollout_BT.double()).masked_fill(~usable_BT, 0.0)
+    log_ratio_N = log_ratio_BT[usable_BT].clamp(max=_MAX_LOG_RATIO)
     ratio_N = log_ratio_N.exp()
+    in_range_N = tokens_in_range(log_ratio_BT, token_mask_range)[usable_BT]
+    log_weight_N = log_ratio_N
+    if sequence_truncation is not None:
+        sequence_BT = sequence_log_ratio(log_ratio_BT, usable_BT, sequence_truncation).expand_as(log_ratio_BT)
+        log_weight_N = sequence_BT[usable_BT].clamp(max=_MAX_LOG_RATIO)
     advantages_N = advantages_BT[usable_BT]
-    capped_N = log_ratio_N > math.log(eps_max)
-    weight_N = ratio_N.clamp(max=float(eps_max))
-    # If all ratios underflowed to 0, nothing is left of the sample: that is 0, not 0 / 0.
+    capped_N = (log_weight_N > math.log(eps_max)) & in_range_N
+    weight_N = log_weight_N.exp().clamp(max=float(eps_max)) * in_range_N
+    num_out = (~in_range_N).sum().double()
+    # If all weights are 0, nothing is left of the sample: that is 0, not 0 / 0.
     tiny = torch.finfo(torch.float64).tiny
     ess_frac = weight_N.sum().square() / (num_tokens * weight_N.square().sum()).clamp(min=tiny)
     values = {
@@ -150,9 +196,14 @@ def cispo_metrics(
         "scalerl/loss/capped_frac_pos": _fraction(capped_N, advantages_N > 0),
         "scalerl/loss/capped_frac_neg": _fraction(capped_N, advantages_N < 0),
         "scalerl/loss/ess_frac": ess_frac,
+        "scalerl/loss/out_of_range_frac": num_out / num_tokens,
+        "scalerl/loss/out_of_range_tokens_sum": num_out,
         "scalerl/loss/nonfinite_tokens_sum": num_nonfinite,
         "scalerl/mismatch/log_ratio_abs_mean": log_ratio_N.abs().mean(),
         "scalerl/mismatch/log_ratio_abs_max": log_ratio_N.abs().max(),
+        "scalerl/mismatch/sequence_log_ratio_abs_max": sequence_log_ratio(log_ratio_BT, usable_BT, "product")
+        .abs()
+        .max(),
         # expm1 keeps the digits that exp(x) - 1 - x loses near 0, where a healthy run lives.
         "scalerl/mismatch/k3_kl": (torch.expm1(log_ratio_N) - log_ratio_N).mean(),
     }
@@ -167,28 +218,10 @@ def _fraction(hit_N: torch.Tensor, among_N: torch.Tensor) -> torch.Tensor:
     return (hit_N & among_N).sum().double() / among_N.sum().double().clamp(min=1.0)
 
 
-def _usable_tokens(logp_train_BT: torch.Tensor, logp_rollout_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return which tokens contribute, [B, T] bool; the rule is in the module's docstring."""
-    train_ok_BT = logp_train_BT.abs() < MAX_ABS_LOGP  # False for NaN and +-inf
-    rollout_ok_BT = torch.isfinite(logp_rollout_BT) | torch.isneginf(logp_rollout_BT)
-    return mask_BT.bool() & train_ok_BT & rollout_ok_BT
-
-
-def _loss_dtype(logp_train_BT: torch.Tensor, logp_rollout_BT: torch.Tensor) -> torch.dtype:
-    """Return float64 if either input is float64, else float32."""
-    return torch.float64 if torch.float64 in (logp_train_BT.dtype, logp_rollout_BT.dtype) else torch.float32
-
-
-def _check_inputs(
-    logp_train_BT: torch.Tensor,
-    logp_rollout_BT: torch.Tensor,
-    advantages_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    eps_max: float,
+def _check_tensors(
+    logp_train_BT: torch.Tensor, logp_rollout_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor
 ) -> None:
-    """Raise ValueError for a wrong cap, differing shapes or dtypes that cannot hold a ratio."""
-    if isinstance(eps_max, bool) or not isinstance(eps_max, int | float) or not 0 < eps_max < math.inf:
-        raise ValueError(f"eps_max is {eps_max!r}; a finite number > 0 is allowed. Set it to the cap, such as 5.0.")
+    """Raise ValueError for differing shapes or dtypes that cannot hold a ratio."""
     tensors = {
         "logp_train_BT": logp_train_BT,
         "logp_rollout_BT": logp_rollout_BT,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 from scalerl_verl.advantages import scalerl_advantages
 from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss
-from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
+from scalerl_verl.plugins.rows import count_tokens, spread_rows, sum_rows
+from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.plugins.training_step import current_step
 from scalerl_verl.upstream.registry import require_active, require_checked_run
 
@@ -41,7 +43,7 @@ def policy_loss(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """CISPO with one absolute cap, on one micro-batch (arXiv 2510.13786, Eq. 4).
+    """CISPO, with the options of `PolicyLossSettings`, on one micro-batch (arXiv 2510.13786, Eq. 4).
 
     Args:
         old_log_prob: log-probs recorded when each token was sampled (the start-up check makes sure that verl copies
@@ -69,10 +71,10 @@ def policy_loss(
         )
     if loss_agg_mode == "prompt-mean":
         require_active("verl.prompt_mean.worker_statistics")
-    eps_max = check_eps_max(config.policy_loss.get("eps_max", DEFAULT_EPS_MAX))
-    loss_BT = cispo_token_loss(log_prob, old_log_prob, advantages, response_mask, eps_max)
+    options = dataclasses.asdict(PolicyLossSettings.from_config(config.policy_loss))
+    loss_BT = cispo_token_loss(log_prob, old_log_prob, advantages, response_mask, **options)
     loss = aggregate_loss(loss_BT, response_mask, loss_agg_mode, **config.global_batch_info)
-    measured = cispo_metrics(log_prob, old_log_prob, advantages, response_mask, eps_max)
+    measured = cispo_metrics(log_prob, old_log_prob, advantages, response_mask, **options)
     # verl averages sums over data-parallel ranks.
     dp_size = config.global_batch_info.get("dp_size", 1)
     return loss, {name: value * dp_size if how == "sum" else value for name, (value, how) in measured.items()}
@@ -100,7 +102,8 @@ def estimate_advantages(
         config: verl's ``algorithm`` section; ours is ``config.scalerl``.
 
     Returns:
-        (advantages, returns), both [B, T] in the dtype of the rewards; 0 where the mask is False.
+        (advantages, returns), the same tensor [B, T] in the dtype of the rewards; 0 where the mask is False. It carries
+        the row weights of the aggregation mode already: one pass over [B, T] instead of two.
 
     Raises:
         PatchError: called outside the patched training step, which alone can fix the denominators.
@@ -112,15 +115,17 @@ def estimate_advantages(
         raise RuntimeError("the estimator 'scalerl' was called outside PPOTrainer._compute_advantage")
     settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
     mask_BT = response_mask.bool()
-    trains_B = mask_BT.any(dim=-1).cpu().numpy()
-    # All positions, as verl does: it puts the reward on the last token, which may be masked (a tool's output, an
-    # injected phrase). NaN or inf there is no reward; rows that do not train may hold anything and take no part.
-    rewards_BT = torch.where(mask_BT | token_level_rewards.isfinite(), token_level_rewards, 0.0)
-    rewards_B = np.where(trains_B, rewards_BT.double().sum(dim=-1).cpu().numpy(), 0.0)
+    num_tokens_B = count_tokens(mask_BT)
     result = scalerl_advantages(
-        rewards_B, index, trains_B, adv_norm=settings.adv_norm, zero_variance=settings.zero_variance
+        # All positions, as verl does: it puts the reward on the last token, which may be masked (a tool's output, an
+        # injected phrase). Rows that do not train may hold anything and take no part.
+        np.where(num_tokens_B > 0, sum_rows(token_level_rewards, mask_BT), 0.0),
+        index,
+        num_tokens_B > 0,
+        adv_norm=settings.adv_norm,
+        zero_variance=settings.zero_variance,
     )
     step.note_result(result)
-    advantages_B = torch.as_tensor(result.advantages_B, device=mask_BT.device).to(token_level_rewards.dtype)
-    advantages_BT = advantages_B[:, None] * mask_BT
+    weights_B = step.weigh_rows(num_tokens_B, index, result.kept_B)
+    advantages_BT = spread_rows(result.advantages_B * weights_B, mask_BT, like=token_level_rewards)
     return advantages_BT, advantages_BT

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.plugins.names import PLANNED, near_misses, select
-from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
+from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -120,16 +120,17 @@ def _poll_interval(config: DictConfig) -> Iterator[str]:
 def _cispo(config: DictConfig) -> Iterator[str]:
     section = OmegaConf.select(config, f"{_ACTOR}.policy_loss")
     if section is None or section.get("loss_mode") != "scalerl_cispo":
-        if section is not None and "eps_max" in section:
-            yield (
-                f"{_ACTOR}.policy_loss.eps_max is read by scalerl_cispo only, but loss_mode="
-                f"{section.get('loss_mode')}: delete it (~{_ACTOR}.policy_loss.eps_max) or set loss_mode=scalerl_cispo"
-            )
+        for key in ("eps_max", "token_mask_range", "sequence_truncation"):
+            if section is not None and section.get(key) is not None:
+                yield (
+                    f"{_ACTOR}.policy_loss.{key} is read by scalerl_cispo only, but loss_mode="
+                    f"{section.get('loss_mode')}: delete it (~{_ACTOR}.policy_loss.{key}) or use scalerl_cispo"
+                )
         return
     try:
-        check_eps_max(section.get("eps_max", DEFAULT_EPS_MAX))
-    except ValueError as error:
-        yield str(error)
+        PolicyLossSettings.from_config(section)
+    except ScaleRLConfigError as error:
+        yield from error.problems
     correction = "algorithm.rollout_correction"
     if not select(config, f"{correction}.bypass_mode", False):
         yield (

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from verl.workers.config import PolicyLossConfig
 
-from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, check_eps_max
+from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, PolicyLossSettings
 
 
 @dataclass
 class ScaleRLPolicyLossConfig(PolicyLossConfig):
-    """Adds ``eps_max``, the absolute cap of the importance ratio of ``scalerl_cispo`` (arXiv 2510.13786, Eq. 4)."""
+    """Adds the keys of ``scalerl_cispo``; `PolicyLossSettings` says what they mean."""
 
     eps_max: float = DEFAULT_EPS_MAX
+    token_mask_range: list[float] | None = None
+    sequence_truncation: str | None = None
 
     def __post_init__(self) -> None:
-        check_eps_max(self.eps_max)
+        PolicyLossSettings.from_config(self)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.losses.ratios import SEQUENCE_TRUNCATIONS, is_token_range
 
 ADV_NORMS = ("batch", "prompt", "none")
 ZERO_VARIANCE = ("drop", "keep")
@@ -57,15 +58,47 @@ class AlgorithmSettings:
         return cls(**given)
 
 
-def check_eps_max(value: Any) -> float:
-    """The absolute cap of the importance ratio, as a float.
+@dataclass(frozen=True)
+class PolicyLossSettings:
+    """Our keys of ``actor_rollout_ref.actor.policy_loss``: read by the loss ``scalerl_cispo``.
 
-    Raises:
-        ValueError: not a finite number above 0.
+    Args:
+        eps_max: absolute cap of the importance ratio (5 means 5, not 1 + 5).
+        token_mask_range: ``[low, high]``; a token whose ratio lies outside contributes nothing and is counted (IcePop).
+        sequence_truncation: ``product`` (sequence-level truncated importance sampling, Seq-TIS) or ``geometric_mean``
+            (the length-normalised ratio of GSPO): the capped ratio is that of the whole response.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise ValueError(
-            f"actor_rollout_ref.actor.policy_loss.eps_max={value!r} must be a finite number above 0: it is the "
-            "absolute cap of the importance ratio (5 means 5, not 1 + 5)"
-        )
-    return float(value)
+
+    eps_max: float = DEFAULT_EPS_MAX
+    token_mask_range: Sequence[float] | None = None
+    sequence_truncation: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        path, cap = "actor_rollout_ref.actor.policy_loss", self.eps_max
+        if isinstance(cap, bool) or not isinstance(cap, int | float) or not math.isfinite(cap) or cap <= 0:
+            problems.append(
+                f"{path}.eps_max={cap!r} must be a finite number above 0: it is the absolute cap of the importance "
+                "ratio (5 means 5, not 1 + 5)"
+            )
+        if self.token_mask_range is not None and not is_token_range(self.token_mask_range):
+            problems.append(
+                f"{path}.token_mask_range={self.token_mask_range!r} must be [low, high] with 0 <= low < 1 < high, such "
+                "as [0.5,5.0], or null: tokens whose importance ratio lies outside are masked"
+            )
+        if self.sequence_truncation is not None and self.sequence_truncation not in SEQUENCE_TRUNCATIONS:
+            problems.append(
+                f"{path}.sequence_truncation={self.sequence_truncation!r}: use one of "
+                f"{', '.join(SEQUENCE_TRUNCATIONS)}, or null for a ratio per token"
+            )
+        if problems:
+            raise ScaleRLConfigError(problems)
+
+    @classmethod
+    def from_config(cls, section: Any) -> PolicyLossSettings:
+        """Build from verl's policy-loss section (a mapping or dataclass with ``get``), whose other keys are verl's.
+
+        Raises:
+            ScaleRLConfigError: a value that means nothing.
+        """
+        return cls(**{field.name: section.get(field.name, field.default) for field in fields(cls)})

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scalerl_verl.advantages import AdvantageResult, row_weights
+from scalerl_verl.plugins.rows import count_tokens
 
 
 @dataclass
@@ -26,6 +28,7 @@ class AdvantageStep:
         uses_names: these or our policy loss are in use; a run without them gets no metric of ours.
         result: set by the estimator ``scalerl``; None with any other estimator.
         nothing_trains: no row carries a learning signal, so the actor update is skipped.
+        weighted: the advantages carry the row weights already, put there by the estimator ``scalerl``.
     """
 
     loss_agg_mode: str
@@ -34,6 +37,7 @@ class AdvantageStep:
     uses_names: bool = False
     result: AdvantageResult | None = None
     nothing_trains: bool = False
+    weighted: bool = False
 
     def note_result(self, result: AdvantageResult) -> None:
         """Record the estimator's result and its metrics."""
@@ -51,6 +55,25 @@ class AdvantageStep:
             }
         )
         self.nothing_trains = not result.groups.kept_B.any()
+
+    def weigh_rows(
+        self, num_tokens_B: NDArray[np.int64], group_ids_B: NDArray[Any], kept_B: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """Weights of the aggregation mode for rows in the order of the batch, padding rows included, [B] float64."""
+        self.weighted = True
+        self.count_generated(num_tokens_B)
+        return row_weights(
+            self.loss_agg_mode,
+            num_tokens_B,
+            group_ids_B,
+            kept_B,
+            num_rows=len(num_tokens_B),
+            trains_B=num_tokens_B > 0,
+        )
+
+    def count_generated(self, num_tokens_B: NDArray[np.int64]) -> None:
+        """Record the number of tokens that the batch holds."""
+        self.metrics["scalerl/data/generated_tokens_sum"] = int(num_tokens_B.sum())
 
 
 _current: contextvars.ContextVar[AdvantageStep | None] = contextvars.ContextVar("scalerl_step", default=None)
@@ -102,8 +125,8 @@ def fold_row_weights(data: Any) -> Any:
 
     verl divides a mini-batch's loss by constants; the weights make that the average over what trains (see
     `scalerl_verl.advantages.row_weights`). This is exact for losses that are positively homogeneous in the advantage;
-    the start-up check refuses the others. Without the estimator ``scalerl`` and without ``prompt-mean`` nothing is
-    touched.
+    the start-up check refuses the others. The estimator ``scalerl`` puts them there itself; with an estimator of verl
+    only ``prompt-mean`` needs any.
 
     Args:
         data: verl's DataProto after the estimator, rows in the order of the batch, padding rows included.
@@ -112,23 +135,13 @@ def fold_row_weights(data: Any) -> Any:
         The same object.
     """
     step = current_step()
-    if step is None or not step.uses_names:
+    if step is None or step.weighted or not step.uses_names:
         return data
-    mask_BT = data.batch["response_mask"].bool()
-    num_tokens_B = mask_BT.sum(dim=-1).cpu().numpy()
-    trains_B = num_tokens_B > 0
-    step.metrics["scalerl/data/generated_tokens_sum"] = int(num_tokens_B.sum())
-    if step.result is None and step.loss_agg_mode != "prompt-mean":
+    num_tokens_B = count_tokens(data.batch["response_mask"].bool())
+    if step.loss_agg_mode != "prompt-mean":
+        step.count_generated(num_tokens_B)
         return data
-    kept_B = trains_B if step.result is None else step.result.kept_B
-    weights_B = row_weights(
-        step.loss_agg_mode,
-        num_tokens_B,
-        np.asarray(data.non_tensor_batch["uid"]),
-        kept_B,
-        num_rows=len(num_tokens_B),
-        trains_B=trains_B,
-    )
+    weights_B = step.weigh_rows(num_tokens_B, np.asarray(data.non_tensor_batch["uid"]), num_tokens_B > 0)
     advantages_BT = data.batch["advantages"]
     weights = torch.as_tensor(weights_B, device=advantages_BT.device).to(advantages_BT.dtype)
     data.batch["advantages"] = advantages_BT * weights[:, None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's generated parts are those of the recorded rows and of the table of symbols."""
+"""Generated parts of README.md and docs/ are those of the recorded rows, the table of symbols and the presets."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def test_generated_parts_are_up_to_date() -> None:
 
 def test_files_named_in_the_readme_exist() -> None:
     text = (REPO / "README.md").read_text()
-    for name in ("recipes/quickstart/run.sh", "tests/run.sh", "docs/quickstart.png", "benchmarks/bench_quickstart.py"):
+    for name in (
+        "recipes/quickstart/run.sh",
+        "tests/run.sh",
+        "docs/quickstart.png",
+        "docs/baselines.md",
+        "benchmarks/bench_quickstart.py",
+    ):
         assert name in text
         assert (REPO / name).is_file(), name

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl_verl.losses import cispo_metrics, cispo_token_loss
-from scalerl_verl.losses.cispo import MAX_ABS_LOGP
+from scalerl_verl.losses.ratios import MAX_ABS_LOGP
 
 INF, NAN = math.inf, math.nan
 LN2 = math.log(2.0)
@@ -32,9 +32,12 @@ METRICS = {
     "scalerl/loss/capped_frac_pos": "mean",
     "scalerl/loss/capped_frac_neg": "mean",
     "scalerl/loss/ess_frac": "mean",
+    "scalerl/loss/out_of_range_frac": "mean",
+    "scalerl/loss/out_of_range_tokens_sum": "sum",
     "scalerl/loss/nonfinite_tokens_sum": "sum",
     "scalerl/mismatch/log_ratio_abs_mean": "mean",
     "scalerl/mismatch/log_ratio_abs_max": "max",
+    "scalerl/mismatch/sequence_log_ratio_abs_max": "max",
     "scalerl/mismatch/k3_kl": "mean",
 }
 
@@ -243,7 +246,7 @@ def test_a_cap_beyond_the_range_of_float32_does_not_overflow():
 def test_metrics_of_the_hand_computed_batch():
     """rho = 2, 1/2, 8 (A > 0) and 1, 4 (A < 0); eps_max 3; truncated 2, 1/2, 3, 1, 3: sum 9.5, squares 23.25.
 
-    log-ratios in ln 2: 1, -1, 3, 0, 2; k3 = mean(rho) - 1 - mean(log rho) = 3.1 - 1 - ln 2.
+    log-ratios in ln 2: 1, -1, 3 (sum 3) and 0, 2; k3 = mean(rho) - 1 - mean(log rho) = 3.1 - 1 - ln 2.
     """
     metrics = cispo_metrics(*hand_batch(), 3.0)
     assert {name: aggregation for name, (_, aggregation) in metrics.items()} == METRICS
@@ -255,9 +258,12 @@ def test_metrics_of_the_hand_computed_batch():
             "scalerl/loss/capped_frac_pos": 1 / 3,
             "scalerl/loss/capped_frac_neg": 0.5,
             "scalerl/loss/ess_frac": 9.5**2 / (5 * 23.25),
+            "scalerl/loss/out_of_range_frac": 0.0,
+            "scalerl/loss/out_of_range_tokens_sum": 0.0,
             "scalerl/loss/nonfinite_tokens_sum": 0.0,
             "scalerl/mismatch/log_ratio_abs_mean": 7 * LN2 / 5,
             "scalerl/mismatch/log_ratio_abs_max": 3 * LN2,
+            "scalerl/mismatch/sequence_log_ratio_abs_max": 3 * LN2,
             "scalerl/mismatch/k3_kl": 3.1 - 1 - LN2,
         }
     )

@@ -28,6 +28,7 @@ from scalerl_verl.plugins import machine_checks, startup
 from scalerl_verl.plugins.config_checks import find_problems
 from scalerl_verl.plugins.names import asked_names
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
+from scalerl_verl.plugins.settings import PolicyLossSettings
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import ACTIVE_ENV, FORWARDED_ENV, PLATFORM_ENV
 
@@ -35,6 +36,8 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 PRESETS = sorted(path.stem for path in Path(scalerl_verl.configs.__file__).parent.glob("scalerl/*.yaml"))
 ON_CPU = ("cpu", "quickstart")
+PLAIN_VERL = ("drgrpo", "grpo", "gspo", "reinforce_tis", "sampling_ratio", "setup")
+"""Presets of verl's own names only: such a run must stay verl's alone."""
 GOLDEN = Path(__file__).with_name("golden_keys.txt")
 
 
@@ -89,7 +92,16 @@ def test_preset_composes_and_contradicts_nothing(preset: str, monkeypatch: pytes
     # verl's default is one response a prompt, which no group baseline can work with.
     config = changed(preset, {f"{ROLLOUT}.n": 4} if preset == "advantage" else {})
     assert find_problems(config) == []
-    assert asked_names(config), "a preset of ours must make the run one of ours"
+    assert bool(asked_names(config)) is (preset not in PLAIN_VERL), "a preset with a name of ours is a run of ours"
+
+
+@pytest.mark.parametrize("preset", PLAIN_VERL)
+def test_preset_of_verl_s_own_names_leaves_the_run_to_verl(preset: str, only_config_checks: list[str]) -> None:
+    config = changed(preset, {})
+    before = OmegaConf.to_yaml(config)
+    assert startup.prepare_run(config) == {}
+    assert OmegaConf.to_yaml(config) == before
+    assert only_config_checks == [] and ACTIVE_ENV not in os.environ
 
 
 def test_unknown_preset_is_refused_with_the_available_ones() -> None:
@@ -156,6 +168,16 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "KL in the reward": ("recipe", {"algorithm.use_kl_in_reward": True}, ["algorithm.use_kl_in_reward=True"]),
     "cap of zero": ("recipe", {f"{ACTOR}.policy_loss.eps_max": 0}, [f"{ACTOR}.policy_loss.eps_max=0", "above 0"]),
     "cap that is text": ("recipe", {f"{ACTOR}.policy_loss.eps_max": "5"}, [f"{ACTOR}.policy_loss.eps_max='5'"]),
+    "range without 1": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.token_mask_range": [1.5, 5.0]},
+        [f"{ACTOR}.policy_loss.token_mask_range=[1.5, 5.0]", "low < 1 < high", "or null"],
+    ),
+    "unknown truncation of sequences": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.sequence_truncation": "token"},
+        [f"{ACTOR}.policy_loss.sequence_truncation='token'", "product, geometric_mean", "null"],
+    ),
     "recomputed log-probs": ("recipe", {f"{CORRECTION}.bypass_mode": False}, [f"{CORRECTION}.bypass_mode=False"]),
     "second correction": ("recipe", {f"{CORRECTION}.rollout_is": "token"}, [f"{CORRECTION}.rollout_is", "null"]),
     "rejection": ("recipe", {f"{CORRECTION}.rollout_rs": "token_k1"}, [f"{CORRECTION}.rollout_rs", "null"]),
@@ -369,6 +391,21 @@ def test_names_work_by_verl_s_plain_syntax_without_a_preset(only_config_checks: 
     assert only_config_checks == ["activate"]
     assert os.environ[ACTIVE_ENV] == "1"
     assert config.ray_kwargs.ray_init.runtime_env.env_vars[ACTIVE_ENV] == "1"
+
+
+def test_options_of_our_loss_reach_verl_s_section(only_config_checks: list[str]) -> None:
+    config = compose_config(
+        "+scalerl=recipe",
+        f"+{ACTOR}.policy_loss.token_mask_range=[0.5,5.0]",
+        f"+{ACTOR}.policy_loss.sequence_truncation=geometric_mean",
+    )
+    startup.prepare_run(config)
+    section = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+    assert list(section.token_mask_range) == [0.5, 5.0]
+    assert section.get("sequence_truncation") == "geometric_mean"
+    assert PolicyLossSettings.from_config(section) == PolicyLossSettings(
+        5.0, section.token_mask_range, "geometric_mean"
+    )
 
 
 def test_loss_of_verl_keeps_verl_s_own_section(only_config_checks: list[str]) -> None:

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Child program of test_engine_gradients: gradients of a tiny model through verl's FSDP2 engine, for several splits.
+
+python engine_gradients.py FOLDER; RANK and WORLD_SIZE in the environment. Reads FOLDER/model; rank 0 writes
+FOLDER/gradients-<world>.npz, "loss|order|split" -> flat gradient, and FOLDER/inputs.npz.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import verl  # noqa: F401 - loads the plugin
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import (
+    FSDPActorConfig,
+    FSDPEngineConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+)
+from verl.workers.engine import EngineRegistry
+from verl.workers.utils.losses import ppo_loss
+
+from scalerl_verl.plugins.algorithms import estimate_advantages
+from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
+from scalerl_verl.plugins.training_step import advantage_step
+
+PROMPT_TOKENS = 3
+UIDS = list("aabbccbb")
+REWARDS = [1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0, -1.0]
+LENGTHS = [2, 9, 4, 1, 7, 3, 12, 5]
+SPLITS: dict[str, dict[str, Any]] = {
+    "fours": {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 4},
+    "single rows": {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1},
+    "pairs": {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 2},
+    "dynamic, 16 tokens": {"use_dynamic_bsz": True, "max_token_len_per_gpu": 16},
+    "dynamic, 31 tokens": {"use_dynamic_bsz": True, "max_token_len_per_gpu": 31},
+}
+LOSSES: dict[str, dict[str, Any]] = {
+    "cap": {},
+    "range": {"token_mask_range": [0.5, 2.0]},
+    "sequence": {"sequence_truncation": "product"},
+}
+ORDERS = {"in order": [0, 1, 2, 3, 4, 5, 6, 7], "groups apart": [6, 0, 4, 3, 2, 7, 1, 5]}
+
+
+def make_batch(vocab_size: int) -> dict[str, Any]:
+    """Rows of 3 prompt tokens and the response; log-probs that make ratios of both sides of the cap."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(3, vocab_size, (PROMPT_TOKENS + n,), generator=generator) for n in LENGTHS]
+    logp = [-4 * torch.rand(n, generator=generator) - 3 for n in LENGTHS]
+    mask_BT = torch.arange(max(LENGTHS))[None, :] < torch.tensor(LENGTHS)[:, None]
+    rewards_BT = torch.zeros(mask_BT.shape)
+    rewards_BT[torch.arange(len(UIDS)), torch.tensor(LENGTHS) - 1] = torch.tensor(REWARDS)
+    actor = SimpleNamespace(loss_agg_mode="prompt-mean")
+    with advantage_step(SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor)), {}):
+        advantages_BT, _ = estimate_advantages(
+            rewards_BT, mask_BT, np.array(UIDS, dtype=object), OmegaConf.create({"scalerl": {}})
+        )
+    advantages = [row[:n] for row, n in zip(advantages_BT, LENGTHS, strict=True)]
+    return {"tokens": tokens, "logp": logp, "advantages": advantages}
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def make_data(batch: dict[str, Any], rows: list[int], split: dict[str, Any]) -> TensorDict:
+    """What a worker of verl's V1 trainer gets of these rows."""
+    tokens = [batch["tokens"][i] for i in rows]
+    ones = [torch.ones(LENGTHS[i], dtype=torch.long) for i in rows]
+    data = TensorDict(
+        {
+            "input_ids": nested(tokens),
+            "position_ids": nested([torch.arange(len(row)) for row in tokens]),
+            "prompts": nested([row[:PROMPT_TOKENS] for row in tokens]),
+            "responses": nested([row[PROMPT_TOKENS:] for row in tokens]),
+            "response_mask": nested(ones),
+            "loss_mask": nested(ones),
+            "old_log_probs": nested([batch["logp"][i] for i in rows]),
+            "advantages": nested([batch["advantages"][i] for i in rows]),
+        },
+        batch_size=len(rows),
+    )
+    settings = {"global_batch_size": len(UIDS), "temperature": 1.0, "use_remove_padding": False, **split}
+    tu.assign_non_tensor(data, **settings)
+    return data
+
+
+def make_engine(model_path: str) -> Any:
+    precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    engine = EngineRegistry.new(
+        model_type="language_model",
+        backend="fsdp2",
+        model_config=HFModelConfig(
+            path=model_path,
+            use_remove_padding=False,
+            enable_gradient_checkpointing=False,
+            override_config={"attn_implementation": "eager"},
+        ),
+        engine_config=FSDPEngineConfig(
+            strategy="fsdp2", model_dtype="fp32", mixed_precision=precision, use_torch_compile=False
+        ),
+        optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def gradient(engine: Any, data: TensorDict, options: dict[str, Any]) -> np.ndarray:
+    """Flat gradient of one mini-batch, by verl's own forward_backward_batch and ppo_loss."""
+    config = FSDPActorConfig(
+        rollout_n=2,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode="prompt-mean",
+        policy_loss=ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=2.0, **options),
+    )
+    engine.optimizer_zero_grad()
+    with engine.train_mode():
+        engine.forward_backward_batch(data, functools.partial(ppo_loss, config), forward_only=False)
+        parts = [parameter.grad.full_tensor().flatten() for parameter in engine.module.parameters()]
+    return torch.cat(parts).numpy()
+
+
+def main() -> None:
+    folder, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = f"file://{folder / f'store-{world}'}"
+    dist.init_process_group("cpu:gloo", init_method=store, rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    engine = make_engine(str(folder / "model"))
+    batch = make_batch(engine.model_config.hf_config.vocab_size)
+    found = {}
+    for order_name, order in ORDERS.items():
+        rows = order[rank * len(order) // world : (rank + 1) * len(order) // world]
+        for split_name, split in SPLITS.items():
+            for loss_name, options in LOSSES.items():
+                name = f"{loss_name}|{order_name}|{split_name}"
+                found[name] = gradient(engine, make_data(batch, rows, split), options)
+    if rank == 0:
+        np.savez(folder / f"gradients-{world}.npz", **found)
+        tokens, logp = (torch.nn.utils.rnn.pad_sequence(batch[key], True).numpy() for key in ("tokens", "logp"))
+        np.savez(
+            folder / "inputs.npz",
+            uids=UIDS,
+            rewards=REWARDS,
+            lengths=LENGTHS,
+            prompt=PROMPT_TOKENS,
+            tokens=tokens,
+            logp=logp,
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient of a real (tiny) model through verl's own engine, for every way of splitting the same batch.
+
+Fault of the field: the same batch split into other micro-batches, ranks or dynamic token budgets gave another loss, or
+a gradient scaled by the number of ranks. Here verl's FSDP2 engine, its micro-batching and its ppo_loss run on 1 and 2
+gloo ranks; the truth is the paper's objective in float64 (arXiv 2510.13786, section 2), without verl and without the
+package.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.recipe_modules import load_quickstart_module
+
+CHILD = Path(__file__).with_name("engine_gradients.py")
+EPS_MAX = 2.0
+LOSSES = ("cap", "range", "sequence")
+FP32_TOLERANCE = 1e-5
+
+Gradients = dict[str, np.ndarray]
+
+
+def run_engine(folder: Path, world_size: int) -> Gradients:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
+    environment |= {"VERL_PLATFORM": "cpu", "SCALERL_VERL_ACTIVE": "1", "WORLD_SIZE": str(world_size)}
+    logs = [folder / f"rank-{world_size}-{rank}.log" for rank in range(world_size)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), str(folder)],
+            env=environment | {"RANK": str(rank)},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        codes = [rank.wait(timeout=500) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes == [0] * world_size, "\n".join(log.read_text()[-2000:] for log in logs)
+    return dict(np.load(folder / f"gradients-{world_size}.npz"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    recipe = load_quickstart_module("model")
+    tokenizer = recipe.build_tokenizer()
+    torch.manual_seed(0)
+    recipe.build_model(tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gradients(folder: Path) -> dict[int, Gradients]:
+    return {world_size: run_engine(folder, world_size) for world_size in (1, 2)}
+
+
+def weights_of(ratios: list[float], loss: str) -> list[float]:
+    """Weight of each token of a response, by the definition of the loss's options."""
+    if loss == "sequence":
+        return [min(math.prod(ratios), EPS_MAX)] * len(ratios)
+    return [0.0 if loss == "range" and not 0.5 <= rho <= 2.0 else min(rho, EPS_MAX) for rho in ratios]
+
+
+def reference_gradient(folder: Path, loss: str) -> tuple[np.ndarray, list[float]]:
+    """-dJ/dtheta in float64, and the ratios of all tokens."""
+    inputs = np.load(folder / "inputs.npz")
+    uids, rewards, lengths = inputs["uids"].tolist(), inputs["rewards"].tolist(), inputs["lengths"].tolist()
+    rows_of = {uid: [i for i, other in enumerate(uids) if other == uid] for uid in dict.fromkeys(uids)}
+    rows_of = {uid: rows for uid, rows in rows_of.items() if len({rewards[i] for i in rows}) > 1}
+    centred = {i: rewards[i] - np.mean([rewards[k] for k in rows]) for rows in rows_of.values() for i in rows}
+    std = float(np.std(list(centred.values())))
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager").double()
+    prompt, ratios, total = int(inputs["prompt"]), [], torch.zeros((), dtype=torch.float64)
+    for rows in rows_of.values():
+        num_tokens = sum(lengths[i] for i in rows)
+        for i in rows:
+            tokens = torch.from_numpy(inputs["tokens"][i, : prompt + lengths[i]])
+            logits = model(tokens[None]).logits[0, prompt - 1 : -1].log_softmax(-1)
+            logp = logits.gather(1, tokens[prompt:, None])[:, 0]
+            rollout = torch.from_numpy(inputs["logp"][i, : lengths[i]]).double()
+            mine = (logp.detach() - rollout).exp().tolist()
+            ratios += mine
+            weights = torch.tensor(weights_of(mine, loss), dtype=torch.float64)
+            total = total - (weights * logp).sum() * centred[i] / std / num_tokens / len(rows_of)
+    total.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).numpy(), ratios
+
+
+def relative_error(found: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_micro_batches_ranks_token_budgets_and_row_order_leave_the_gradient_alone(
+    gradients: dict[int, Gradients], loss: str
+) -> None:
+    base = gradients[1][f"{loss}|in order|fours"]
+    errors = {
+        f"{world_size} ranks|{name}": relative_error(found, base)
+        for world_size, by_name in gradients.items()
+        for name, found in by_name.items()
+        if name.startswith(f"{loss}|")
+    }
+    assert len(errors) == 20, sorted(errors)
+    assert max(errors.values()) < FP32_TOLERANCE, errors
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradient_is_that_of_the_paper_s_objective(folder: Path, gradients: dict[int, Gradients], loss: str) -> None:
+    truth, ratios = reference_gradient(folder, loss)
+    assert min(ratios) < 0.5 and max(ratios) > EPS_MAX, "the batch must reach both bounds"
+    assert relative_error(gradients[2][f"{loss}|groups apart|pairs"], truth) < FP32_TOLERANCE
+
+
+def test_losses_of_this_test_differ(gradients: dict[int, Gradients]) -> None:
+    cap, token_range, sequence = (gradients[1][f"{loss}|in order|fours"] for loss in LOSSES)
+    assert relative_error(token_range, cap) > 0.01 and relative_error(sequence, cap) > 0.01
