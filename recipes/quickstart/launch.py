@@ -110,6 +110,7 @@ def build_command(arguments: argparse.Namespace, paths: Paths) -> list[str]:
         "trainer.resume_mode=auto",
         # A cluster of this run's own, whatever else runs on this machine.
         "+ray_kwargs.ray_init.address=local",
+        f"hydra.run.dir={quote(paths.run / 'hydra')}",
     ]
     if arguments.steps is not None:
         command.append(f"trainer.total_training_steps={arguments.steps}")
@@ -162,6 +163,11 @@ def start_files(paths: Paths, fresh: bool, settings: dict[str, object]) -> str:
                 "same, or --fresh to start anew"
             )
     resuming = paths.run.exists()
+    if not resuming:
+        # The result of an earlier run must not pass for this one's.
+        for name in ("summary.json", "learning_curve.png"):
+            if (paths.out / name).exists():
+                (paths.out / name).replace(paths.out / f"previous-{name}")
     paths.run.mkdir(parents=True, exist_ok=True)
     paths.settings.write_text(json.dumps(settings))
     if resuming and paths.metrics.exists():
@@ -236,7 +242,8 @@ class Progress:
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._started = time.monotonic()
-        self._log_offset = 0
+        # A resumed run appends to the log of the attempt before.
+        self._log_offset = paths.log.stat().st_size if paths.log.exists() else 0
         self._metric_lines = 0
         self._stage = -1
 
@@ -354,8 +361,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     arguments.data, arguments.out = arguments.data.resolve(), arguments.out.resolve()
     paths = Paths(arguments.out)
-    paths.out.mkdir(parents=True, exist_ok=True)
-    lock = (paths.out / ".lock").open("w")
+    try:
+        paths.out.mkdir(parents=True, exist_ok=True)
+        lock = (paths.out / ".lock").open("w")
+    except OSError as error:
+        print(f"error: --out {paths.out} cannot be written: {error}")
+        return 1
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -370,7 +381,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     code, peak_gib = run_training(arguments, paths, lock)
     if code != 0:
         if code == 130:
-            print("re-run to resume from the last checkpoint, or with --fresh to start anew")
+            if choose_checkpoint(paths):
+                print("re-run to resume from the last checkpoint, or with --fresh to start anew")
+            else:
+                print("no checkpoint was saved yet: a re-run starts anew")
         else:
             explain_failure(paths)
         return code

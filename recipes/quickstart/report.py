@@ -196,11 +196,11 @@ def describe(summary: dict[str, Any]) -> str:
     """Return a few lines for someone who has never seen the recipe."""
     start, final = summary["start"], summary["final"]
     lines = [
-        f"Held-out pass rate: {start['pass_rate']:.1%} ± {start['stderr']:.1%} before training, "
-        f"{final['pass_rate']:.1%} ± {final['stderr']:.1%} after {summary['steps']} steps "
+        f"Held-out pass rate: {start['pass_rate']:.1%} ± {100 * start['stderr']:.1f} points before training, "
+        f"{final['pass_rate']:.1%} ± {100 * final['stderr']:.1f} points after {summary['steps']} steps "
         f"({summary['generated_tokens'] / 1e6:.2f} million generated tokens).",
-        f"Gain: {summary['gain']:+.1%} ± {summary['gain_stderr']:.1%} (one standard error); "
-        + ("clearly above chance." if summary["clear"] else "NOT clearly above chance."),
+        f"Gain: {100 * summary['gain']:+.1f} ± {100 * summary['gain_stderr']:.1f} points (one standard error); "
+        + ("the error bars are clear of each other." if summary["clear"] else "NOT clear of its error bars."),
         f"Curve fit: {summary['fit']['verdict']}",
     ]
     if summary["wall_s"] is not None:

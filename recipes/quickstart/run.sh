@@ -38,7 +38,7 @@ while [ $# -gt 0 ]; do
     --fresh) launch+=(--fresh) ;;
     --seed) number --seed "${2:-}" 0; seed=$2; shift ;;
     --steps) number --steps "${2:-}" 1; launch+=(--steps "$2"); shift ;;
-    --out) out=${2:?error: --out takes a folder}; shift ;;
+    --out) [ -n "${2:-}" ] || { echo "error: --out takes a folder" >&2; exit 2; }; out=$2; shift ;;
     --setup-only) setup_only=1 ;;
     --) shift; break ;;
     *) echo "error: unknown option '$1'" >&2; usage >&2; exit 2 ;;

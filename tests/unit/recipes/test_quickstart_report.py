@@ -89,8 +89,8 @@ def test_command_writes_picture_and_summary(report, run_dir, tmp_path, capsys):
     assert (out / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((out / "summary.json").read_text())["gain"] == pytest.approx(7 / 12)
     printed = capsys.readouterr().out
-    assert "25.0% ± 25.0% before training" in printed and "83.3% ± 16.7% after 10 steps" in printed
-    assert "NOT clearly" in printed and "61 s" in printed and "2.0 GiB" in printed
+    assert "25.0% ± 25.0 points before training" in printed and "83.3% ± 16.7 points after 10 steps" in printed
+    assert "NOT clear of its error bars" in printed and "61 s" in printed and "2.0 GiB" in printed
 
 
 def test_missing_matplotlib_names_the_extra(report, run_dir, tmp_path, monkeypatch, capsys):
