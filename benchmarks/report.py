@@ -62,8 +62,8 @@ def advantage_table() -> str:
     lines.append(
         f"\nAdvantages of {case['rows']:,} responses of up to {case['tokens']:,} tokens, ours with the weights of "
         f"`prompt-mean`, {case['repetitions']} calls each taking turns; memory on top of the batch; "
-        f"{last['hardware']}; verl {last['versions']['verl']}, torch {last['versions']['torch']}; "
-        f"commit `{last['commit'][:10]}`"
+        f"{last['hardware']}, load average {last['load_1min']:.1f} at the start; "
+        f"verl {last['versions']['verl']}, torch {last['versions']['torch']}; commit `{last['commit'][:10]}`"
         f"{' (dirty)' if last['dirty'] else ''}; `{last['command']}`."
     )
     return "\n".join(lines)
