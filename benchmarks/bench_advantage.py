@@ -8,6 +8,7 @@ python benchmarks/bench_advantage.py --rows 64 --tokens 256 --repetitions 3 --dr
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import uuid
@@ -162,6 +163,8 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="print, record nothing")
     arguments = parser.parse_args()
     facts = run_facts(uuid.uuid4().hex[:12])
+    # A busy machine stretches all of them: the row says how busy it was.
+    facts["load_1min"] = round(os.getloadavg()[0], 2)
     batch = make_batch(arguments.rows, arguments.tokens)
     error = verify(batch)
     rows = make_rows(batch, measure(batch, arguments.repetitions), error, facts)

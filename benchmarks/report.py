@@ -41,6 +41,34 @@ def quickstart_table() -> str:
     return "\n".join(lines)
 
 
+def advantage_table() -> str:
+    """One line an implementation of the newest run."""
+    rows = read_rows("advantage")
+    if not rows:
+        return "Not recorded yet: `python benchmarks/bench_advantage.py`."
+    rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
+    rival = next(row for row in rows if row["impl"] == "verl grpo")
+    lines = [
+        "| implementation | p20 ms | p50 ms | p80 ms | share of verl's GRPO | peak GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
+        lines.append(
+            f"| {row['impl']} | {row['p20']:.0f} | {row['p50']:.0f} | {row['p80']:.0f} "
+            f"| {row['p50'] / rival['p50']:.2f} | {peak} |"
+        )
+    case, last = rows[0]["case"], rows[0]
+    lines.append(
+        f"\nAdvantages of {case['rows']:,} responses of up to {case['tokens']:,} tokens, ours with the weights of "
+        f"`prompt-mean`, {case['repetitions']} calls each taking turns; memory on top of the batch; "
+        f"{last['hardware']}, load average {last['load_1min']:.1f} at the start; "
+        f"verl {last['versions']['verl']}, torch {last['versions']['torch']}; commit `{last['commit'][:10]}`"
+        f"{' (dirty)' if last['dirty'] else ''}; `{last['command']}`."
+    )
+    return "\n".join(lines)
+
+
 def symbols_table() -> str:
     """Every upstream symbol we touch."""
     from scalerl_verl.upstream.table import SYMBOLS
@@ -53,7 +81,7 @@ def symbols_table() -> str:
 
 Parts = dict[str, Callable[[], str]]
 FILES: dict[str, Parts] = {
-    "README.md": {"quickstart": quickstart_table, "symbols": symbols_table},
+    "README.md": {"quickstart": quickstart_table, "advantage": advantage_table, "symbols": symbols_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},
 }
 
