@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.plugins import curriculum_settings
 from scalerl_verl.plugins.names import PLANNED, select
 from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, AlgorithmSettings, check_eps_max
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
@@ -202,4 +203,13 @@ def _slots(config: DictConfig) -> int:
     return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
-_CHECKS: tuple[Check, ...] = (_names, _algorithm_section, _estimator, _cispo, _row_weights, _prompt_mean, _cpu)
+_CHECKS: tuple[Check, ...] = (
+    _names,
+    _algorithm_section,
+    _estimator,
+    _cispo,
+    _row_weights,
+    _prompt_mean,
+    curriculum_settings.find_problems,
+    _cpu,
+)

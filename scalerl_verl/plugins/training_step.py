@@ -24,12 +24,18 @@ class AdvantageStep:
         metrics: the step's metrics; ours are added under ``scalerl/``.
         result: set by the estimator ``scalerl``; None with any other estimator.
         nothing_trains: no row carries a learning signal, so the actor update is skipped.
+        keep_rewards: whether `fold_row_weights` leaves the two fields below.
+        rewards_B: reward per row before any KL penalty, [B] float64, rows in the order of the batch.
+        trains_B: rows with at least one unmasked token, [B] bool.
     """
 
     loss_agg_mode: str
     metrics: dict[str, Any]
     result: AdvantageResult | None = None
     nothing_trains: bool = field(default=False)
+    keep_rewards: bool = False
+    rewards_B: np.ndarray | None = None
+    trains_B: np.ndarray | None = None
 
     def note_result(self, result: AdvantageResult) -> None:
         """Record the estimator's result and its metrics."""
@@ -89,6 +95,10 @@ def fold_row_weights(data: Any) -> Any:
     num_tokens_B = mask_BT.sum(dim=-1).cpu().numpy()
     trains_B = num_tokens_B > 0
     step.metrics["scalerl/data/generated_tokens_sum"] = int(num_tokens_B.sum())
+    if step.keep_rewards:
+        scores_BT = data.batch["token_level_scores"]
+        step.rewards_B = torch.where(mask_BT, scores_BT, 0.0).double().sum(dim=-1).cpu().numpy()
+        step.trains_B = trains_B
     if step.result is None and step.loss_agg_mode != "prompt-mean":
         return data
     kept_B = trains_B if step.result is None else step.result.kept_B

@@ -4,13 +4,22 @@
 from __future__ import annotations
 
 from scalerl_verl.upstream.spec import PatchSpec
-from scalerl_verl.upstream.verl import cpu, prompt_mean, startup_check, trainer_faults, training_step, weight_sync
+from scalerl_verl.upstream.verl import (
+    cpu,
+    curriculum,
+    prompt_mean,
+    startup_check,
+    trainer_faults,
+    training_step,
+    weight_sync,
+)
 from scalerl_verl.upstream.vllm import cpu_linear
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
     *prompt_mean.SPECS,
     *training_step.SPECS,
+    *curriculum.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,
     *cpu.SPECS,
