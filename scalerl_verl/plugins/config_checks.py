@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.plugins import curriculum_settings
 from scalerl_verl.plugins.names import PLANNED, near_misses, select
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
@@ -266,5 +267,6 @@ _CHECKS: tuple[Check, ...] = (
     _cispo,
     _row_weights,
     _prompt_mean,
+    curriculum_settings.find_problems,
     _cpu,
 )

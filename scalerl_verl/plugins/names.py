@@ -14,6 +14,7 @@ _VALUES: dict[str, frozenset[str]] = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": frozenset({"scalerl_cispo"}),
     "actor_rollout_ref.actor.loss_agg_mode": frozenset({"prompt-mean"}),
     "algorithm.adv_estimator": frozenset({"scalerl"}),
+    "data.sampler.class_path": frozenset({"scalerl_verl.curriculum.NoPositiveResampling"}),
     "actor_rollout_ref.rollout.checkpoint_engine.backend": frozenset({"gloo"}),
     "trainer.v1.trainer_mode": frozenset({"pipeline_rl", "ppo_off_policy"}),
     "actor_rollout_ref.rollout.agent.default_agent_loop": frozenset({"forced_interruption"}),

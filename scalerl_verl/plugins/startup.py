@@ -9,7 +9,7 @@ import sys
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import config_checks, machine_checks, status
+from scalerl_verl.plugins import config_checks, curriculum_settings, machine_checks, status
 from scalerl_verl.plugins.names import asked_names, select
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
@@ -44,6 +44,7 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     set_active()
     registry.activate()
     _select_policy_loss_config(config)
+    curriculum_settings.complete(config)
     _forward_environment(config)
     status.record()
     names = ", ".join(f"{path}={value}" for path, value in asked.items())

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from scalerl_verl.advantages import AdvantageResult, row_weights
-from scalerl_verl.plugins.rows import count_tokens
+from scalerl_verl.plugins.rows import count_tokens, sum_rows
 
 
 @dataclass
@@ -29,6 +29,9 @@ class AdvantageStep:
         result: set by the estimator ``scalerl``; None with any other estimator.
         nothing_trains: no row carries a learning signal, so the actor update is skipped.
         weighted: the advantages carry the row weights already, put there by the estimator ``scalerl``.
+        keep_rewards: whether `fold_row_weights` leaves the two fields below.
+        rewards_B: reward per row before any KL penalty, [B] float64, rows in the order of the batch.
+        trains_B: rows with at least one unmasked token, [B] bool.
     """
 
     loss_agg_mode: str
@@ -38,6 +41,9 @@ class AdvantageStep:
     result: AdvantageResult | None = None
     nothing_trains: bool = False
     weighted: bool = False
+    keep_rewards: bool = False
+    rewards_B: NDArray[np.float64] | None = None
+    trains_B: NDArray[np.bool_] | None = None
 
     def note_result(self, result: AdvantageResult) -> None:
         """Record the estimator's result and its metrics."""
@@ -55,6 +61,11 @@ class AdvantageStep:
             }
         )
         self.nothing_trains = not result.groups.kept_B.any()
+
+    def note_rewards(self, scores_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
+        """Keep each row's reward before any KL penalty, for the curriculum."""
+        self.rewards_B = sum_rows(scores_BT, mask_BT)
+        self.trains_B = count_tokens(mask_BT) > 0
 
     def weigh_rows(
         self, num_tokens_B: NDArray[np.int64], group_ids_B: NDArray[Any], kept_B: NDArray[np.bool_]
@@ -135,7 +146,11 @@ def fold_row_weights(data: Any) -> Any:
         The same object.
     """
     step = current_step()
-    if step is None or step.weighted or not step.uses_names:
+    if step is None:
+        return data
+    if step.keep_rewards:
+        step.note_rewards(data.batch["token_level_scores"], data.batch["response_mask"].bool())
+    if step.weighted or not step.uses_names:
         return data
     num_tokens_B = count_tokens(data.batch["response_mask"].bool())
     if step.loss_agg_mode != "prompt-mean":

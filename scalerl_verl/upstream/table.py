@@ -7,6 +7,7 @@ from scalerl_verl.upstream.spec import PatchSpec
 from scalerl_verl.upstream.verl import (
     bypass_mode,
     cpu,
+    curriculum,
     prompt_mean,
     startup_check,
     trainer_faults,
@@ -20,6 +21,7 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *bypass_mode.SPECS,
     *prompt_mean.SPECS,
     *training_step.SPECS,
+    *curriculum.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,
     *cpu.SPECS,

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: object) -> dict[str, float]:
-    """Parity of the response's length, or always wrong where the problem asks for a zero-variance group."""
-    right = ground_truth != "equal" and len(solution_str) % 2 == 0
+    """Parity of the response's length; always or never right where the problem asks for a zero-variance group."""
+    right = ground_truth == "pass" or (ground_truth != "equal" and len(solution_str) % 2 == 0)
     return {"score": 1.0 if right else -1.0, "acc": float(right)}

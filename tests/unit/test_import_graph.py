@@ -14,7 +14,7 @@ import scalerl_verl
 
 PACKAGE = Path(scalerl_verl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-ALGORITHMS = ("losses", "advantages", "scaling", "head")
+ALGORITHMS = ("losses", "advantages", "curriculum", "scaling", "head")
 ALLOWED = {"numpy", "scipy", "torch"}
 MAX_LINES = 600
 HEAVY = ("torch", "verl", "vllm", "ray", "numpy", "transformers", "hydra", "omegaconf")
@@ -57,7 +57,7 @@ def test_algorithm_imports_numerics_and_algorithms_only(path: Path) -> None:
 
 def test_algorithm_packages_are_found() -> None:
     folders = {path.relative_to(PACKAGE).parts[0] for path in MODULES if is_algorithm(path)}
-    assert {"losses", "advantages", "scaling"} <= folders
+    assert {"losses", "advantages", "curriculum", "scaling"} <= folders
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_id)

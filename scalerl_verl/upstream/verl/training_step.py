@@ -15,12 +15,17 @@ _VERSIONS = ">=0.9.0,<0.10"
 def _build_step(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
+        from scalerl_verl.plugins.curriculum import find_sampler, record_visits
         from scalerl_verl.plugins.training_step import advantage_step
 
+        sampler = find_sampler(self)
         with advantage_step(self.config, metrics) as step:
-            batch = original(self, batch, metrics)
+            step.keep_rewards = sampler is not None
+            result = original(self, batch, metrics)
+        if sampler is not None:
+            record_visits(sampler, batch, step)
         self._scalerl_step = step
-        return batch
+        return result
 
     return _compute_advantage
 

@@ -26,6 +26,7 @@ import scalerl_verl.configs
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.plugins import machine_checks, startup
 from scalerl_verl.plugins.config_checks import find_problems
+from scalerl_verl.plugins.curriculum_settings import CLASS_PATH
 from scalerl_verl.plugins.names import asked_names
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.plugins.settings import PolicyLossSettings
@@ -82,7 +83,7 @@ def only_config_checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_presets_are_those_of_the_configs_folder() -> None:
-    assert {"recipe", "cispo", "prompt_mean", "advantage", "cpu", "quickstart"} <= set(PRESETS)
+    assert {"recipe", "cispo", "prompt_mean", "advantage", "curriculum", "cpu", "quickstart"} <= set(PRESETS)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -296,6 +297,39 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "entropy bonus": ("recipe", {f"{ACTOR}.entropy_coeff": 0.01}, [f"{ACTOR}.entropy_coeff=0.01", "entropy_coeff=0"]),
     "KL loss": ("recipe", {f"{ACTOR}.use_kl_loss": True}, [f"{ACTOR}.use_kl_loss=True", "use_kl_loss=False"]),
     "distillation": ("recipe", {"distillation.enabled": True}, ["distillation.enabled=True", "prompt-mean"]),
+    "misspelt sampler": (
+        "",
+        {"data.sampler.class_path": "scalerl_verl.curriculum.NoPositives"},
+        ["data.sampler.class_path=scalerl_verl.curriculum.NoPositives does not exist", CLASS_PATH],
+    ),
+    "sampler options without the sampler": (
+        "recipe",
+        {"data.sampler.threshold": 0.5},
+        ["data.sampler=", "names no sampler", f"+data.sampler.class_path={CLASS_PATH}"],
+    ),
+    "unknown option of the sampler": (
+        "curriculum",
+        {"data.sampler.treshold": 0.5},
+        ["data.sampler.treshold does not exist", "threshold, history, first_epoch"],
+    ),
+    "pass rate above 1": ("curriculum", {"data.sampler.threshold": 90}, ["data.sampler.threshold=90", "at most 1"]),
+    "unknown history": (
+        "curriculum",
+        {"data.sampler.history": "mean"},
+        ["data.sampler.history='mean'", "latest, cumulative"],
+    ),
+    "filtering without a history": ("curriculum", {"data.sampler.first_epoch": 1}, ["data.sampler.first_epoch=1"]),
+    "file that is none": ("curriculum", {"data.sampler.log_file": 3}, ["data.sampler.log_file=3", "path of a file"]),
+    "floor below a batch": (
+        "curriculum",
+        {"data.sampler.min_prompts": 10, "data.train_batch_size": 48},
+        ["data.sampler.min_prompts=10 is less than the 48 prompts", "48 or more"],
+    ),
+    "sampler that never sees what always passes": (
+        "curriculum",
+        {"algorithm.filter_groups.enable": True},
+        ["algorithm.filter_groups.enable=True", "data.sampler", "set filter_groups.enable=False"],
+    ),
     "CPU without its platform": ("recipe", {"trainer.device": "cpu"}, ["trainer.device=cpu", f"{PLATFORM_ENV}=cpu"]),
 }
 
@@ -308,6 +342,23 @@ def test_contradiction_is_refused_with_its_key(fault: str) -> None:
     assert len(problems) == 1, problems
     assert all(fragment in problems[0] for fragment in fragments), problems[0]
     assert asked_names(config), "a run that is refused for a name of ours must count as one of ours"
+
+
+def test_sampler_gets_its_floor_and_file_from_the_rest_of_the_config(only_config_checks: list[str]) -> None:
+    changes = {"data.train_batch_size": 48, "trainer.default_local_dir": "/tmp/run"}
+    config = changed("curriculum", changes)
+    startup.prepare_run(config)
+    assert (config.data.sampler.min_prompts, config.data.sampler.log_file) == (48, "/tmp/run/curriculum.jsonl")
+    named = compose_config(f"+data.sampler.class_path={CLASS_PATH}")
+    assert find_problems(named) == []
+    given = changed("curriculum", {**changes, "data.sampler.min_prompts": 100, "data.sampler.log_file": "mine.jsonl"})
+    startup.prepare_run(given)
+    assert (given.data.sampler.min_prompts, given.data.sampler.log_file) == (100, "mine.jsonl")
+
+
+def test_floor_below_a_batch_is_fine_where_prompts_are_fetched_one_by_one() -> None:
+    changes = {"data.sampler.min_prompts": 10, "data.train_batch_size": 48, "trainer.v1.trainer_mode": "colocate_async"}
+    assert find_problems(changed("curriculum", changes)) == []
 
 
 def test_sapo_is_fine_with_the_mode_it_uses() -> None:

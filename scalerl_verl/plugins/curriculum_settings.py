@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``data.sampler``: the options of no-positive-resampling and their start-up check.
+
+They stand beside the name they belong to and not under ``algorithm.scalerl``, which the estimator ``scalerl`` reads and
+which is refused with any other one: the sampler works with every estimator and loss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from scalerl_verl.curriculum import ResamplingRules
+from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.plugins.names import select
+
+SECTION = "data.sampler"
+CLASS_PATH = "scalerl_verl.curriculum.NoPositiveResampling"
+LOG_NAME = "curriculum.jsonl"
+_RULES = tuple(field.name for field in fields(ResamplingRules))
+_KEYS = ("class_path", *_RULES, "log_file")
+
+
+def asks_for_curriculum(config: DictConfig) -> bool:
+    """Whether a composed config names our sampler."""
+    return bool(select(config, f"{SECTION}.class_path") == CLASS_PATH)
+
+
+def read_rules(section: Mapping[str, Any]) -> ResamplingRules:
+    """The rules of a ``data.sampler`` section.
+
+    Raises:
+        ScaleRLConfigError: an unknown key or value.
+    """
+    problems = [
+        f"{SECTION}.{key} does not exist: the keys are {', '.join(_KEYS)}" for key in sorted(set(section) - set(_KEYS))
+    ]
+    log_file = section.get("log_file")
+    if log_file is not None and not isinstance(log_file, str):
+        problems.append(f"{SECTION}.log_file={log_file!r}: give the path of a file, or leave it out")
+    # The floor's default depends on the batch size: null is filled in by `complete`.
+    given = {key: section[key] for key in _RULES if key in section}
+    if given.get("min_prompts", 0) is None:
+        del given["min_prompts"]
+    try:
+        rules = ResamplingRules(**given)
+    except ValueError as error:
+        problems += [f"{SECTION}.{line}" for line in str(error).splitlines()]
+    if problems:
+        raise ScaleRLConfigError(problems)
+    return rules
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """Contradictions of ``data.sampler`` with itself and the rest of the config."""
+    section = OmegaConf.select(config, SECTION)
+    if section is None:
+        return
+    if not isinstance(section, DictConfig) or section.get("class_path") is None:
+        yield f"{SECTION}={section} names no sampler: set +{SECTION}.class_path={CLASS_PATH}, or delete it (~{SECTION})"
+        return
+    path = str(section.class_path)
+    if path != CLASS_PATH:
+        if path.startswith("scalerl"):
+            yield f"{SECTION}.class_path={path} does not exist: our sampler is {CLASS_PATH}"
+        return
+    try:
+        read_rules(OmegaConf.to_container(section, resolve=True))
+    except ScaleRLConfigError as error:
+        yield from error.problems
+        return
+    batch, floor = _loader_batch(config), section.get("min_prompts")
+    if floor is not None and floor < batch:
+        yield (
+            f"{SECTION}.min_prompts={floor} is less than the {batch} prompts that the trainer fetches at once: once "
+            f"no more are left, it could not fill a batch; set min_prompts to {batch} or more"
+        )
+    if select(config, "algorithm.filter_groups.enable", False):
+        yield (
+            f"algorithm.filter_groups.enable=True discards prompts with equal rewards before they reach the training "
+            f"step, so {SECTION} would never learn of one that always passes: set filter_groups.enable=False (zero "
+            "variance is dropped by algorithm.scalerl.zero_variance=drop), or delete the section (~data.sampler)"
+        )
+
+
+def _loader_batch(config: DictConfig) -> int:
+    """Prompts a fetch of verl's loader takes at least: it drops what does not fill one."""
+    if select(config, "trainer.v1.trainer_mode", "sync") != "sync":
+        return 1
+    if select(config, "trainer.v1.sampler.sync_refill_failed_groups", False):
+        return 1
+    return int(select(config, "data.gen_batch_size") or select(config, "data.train_batch_size"))
+
+
+def complete(config: DictConfig) -> None:
+    """Fill in what defaults to other parts of the config: the floor to one batch, the file to the run's folder."""
+    if not asks_for_curriculum(config):
+        return
+    folder = str(select(config, "trainer.default_local_dir", "."))
+    batch = max(_loader_batch(config), int(select(config, "data.train_batch_size")))
+    defaults = {"min_prompts": batch, "log_file": os.path.join(folder, LOG_NAME)}
+    with open_dict(config):
+        for key, value in defaults.items():
+            if select(config, f"{SECTION}.{key}") is None:
+                OmegaConf.update(config, f"{SECTION}.{key}", value, force_add=True)

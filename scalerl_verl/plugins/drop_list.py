@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file that lists which prompts were dropped, when and why: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from scalerl_verl.curriculum import DroppedPrompt, EpochChange, ResamplingRules
+
+Describe = Callable[[str], Mapping[str, Any]]
+
+
+class DropList:
+    """Appends the changes of each epoch; what an interrupted run had written beyond its checkpoint is taken out.
+
+    Lines are ``{"event": "dropped" | "kept_by_floor" | "readmitted" | "epoch", "epoch": n, "utc": ..., ...}``. Lines
+    that are taken out (epochs that a resumed run repeats, or an earlier run in the same folder) go to
+    ``<name>.superseded``.
+
+    Args:
+        path: the file; its folder is made.
+        rules: why a prompt was dropped.
+        describe: prompt id -> what a reader needs to find the prompt in the data.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path, rules: ResamplingRules, describe: Describe) -> None:
+        self._path = Path(path).expanduser()
+        self._rules = rules
+        self._describe = describe
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.open("a").close()
+        except OSError as error:
+            raise ValueError(
+                f"data.sampler.log_file={path} cannot be written ({error}): set it to a file in a folder that can"
+            ) from error
+
+    def epoch_began(self, change: EpochChange) -> None:
+        """Write the changes of an epoch; the first one of a new run begins a new file."""
+        if change.epoch == 1:
+            self.resumed(0)
+        lines = [self._judged("dropped", change.epoch, prompt) for prompt in change.dropped]
+        lines += [self._judged("kept_by_floor", change.epoch, prompt) for prompt in change.kept_by_floor]
+        lines += [
+            {"event": "readmitted", "epoch": change.epoch, "prompt_id": key, **self._describe(key)}
+            for key in change.readmitted
+        ]
+        counts = {
+            "num_dropped": len(change.dropped),
+            "num_readmitted": len(change.readmitted),
+            "num_dropped_in_all": change.num_dropped,
+            "num_remaining": change.num_remaining,
+        }
+        lines.append({"event": "epoch", "epoch": change.epoch, **counts})
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        with self._path.open("a") as stream:
+            stream.writelines(json.dumps({**line, "utc": now}, ensure_ascii=False) + "\n" for line in lines)
+
+    def resumed(self, epoch: int) -> None:
+        """Take out the lines of epochs after ``epoch``."""
+        lines = self._path.read_text().splitlines(keepends=True)
+        stay = [line for line in lines if _epoch_of(line) <= epoch]
+        if len(stay) == len(lines):
+            return
+        gone = [line for line in lines if _epoch_of(line) > epoch]
+        with self._path.with_name(self._path.name + ".superseded").open("a") as stream:
+            stream.writelines(line.rstrip("\n") + "\n" for line in gone)
+        scratch = self._path.with_name(self._path.name + ".tmp")
+        scratch.write_text("".join(stay))
+        scratch.replace(self._path)
+
+    def _judged(self, event: str, epoch: int, prompt: DroppedPrompt) -> dict[str, Any]:
+        rate = (
+            f"{self._rules.history} pass rate {prompt.pass_rate:.4g} ({prompt.passed} of {prompt.responses} responses)"
+        )
+        why = f"{rate} >= {self._rules.threshold}"
+        if event == "kept_by_floor":
+            why += f", but fewer than {self._rules.min_prompts} prompts would be left"
+        return {
+            "event": event,
+            "epoch": epoch,
+            "prompt_id": prompt.prompt_id,
+            "pass_rate": prompt.pass_rate,
+            "passed": prompt.passed,
+            "responses": prompt.responses,
+            "history": self._rules.history,
+            "last_visit_step": prompt.step,
+            "why": why,
+            **self._describe(prompt.prompt_id),
+        }
+
+
+def _epoch_of(line: str) -> int:
+    """Epoch of a line; a line cut off by a crash belongs to no epoch that a checkpoint knows."""
+    try:
+        return int(json.loads(line)["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return 2**31

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No-positive-resampling through verl: three epochs, interrupted in the second one and resumed; asynchronous, too."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.conftest import RunVerl
+from tests.e2e.launching import GROUP_SIZE, VerlRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+ROWS, BATCH = 16, 4
+EASY, HARD = set(range(0, ROWS, 2)), set(range(1, ROWS, 2))
+# Four steps over everything, then two and two over the half that does not pass.
+STEPS, SAVED = 8, 5
+
+
+@pytest.fixture(scope="module")
+def curriculum_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Problems of which every second one always passes and the others never do."""
+    import pandas
+
+    def row(index: int) -> dict:
+        return {
+            "data_source": "tests/curriculum",
+            "prompt": [{"role": "user", "content": f"{index}+1"}],
+            "ability": "test",
+            "reward_model": {"style": "rule", "ground_truth": "pass" if index in EASY else "equal"},
+            "extra_info": {"split": "train", "index": index},
+        }
+
+    path = tmp_path_factory.mktemp("curriculum-data") / "train.parquet"
+    pandas.DataFrame([row(index) for index in range(ROWS)]).to_parquet(path)
+    return path
+
+
+def overrides(data: Path, rollouts: Path) -> list[str]:
+    return [
+        "+data.sampler.class_path=scalerl_verl.curriculum.NoPositiveResampling",
+        f"data.train_files={data}",
+        f"data.train_batch_size={BATCH}",
+        "data.shuffle=True",
+        "data.seed=7",
+        # verl's default loads ahead with workers; then a loader's state is older than the history.
+        "data.dataloader_num_workers=2",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH}",
+        f"trainer.total_training_steps={STEPS}",
+        f"trainer.save_freq={SAVED}",
+        f"trainer.rollout_data_dir={rollouts}",
+        "trainer.resume_mode=auto",
+    ]
+
+
+def drawn(rollouts: Path) -> dict[int, list[int]]:
+    """Step -> problem of each response that trained."""
+    found = {}
+    for path in rollouts.glob("*.jsonl"):
+        inputs = [json.loads(line)["input"] for line in path.read_text().splitlines()]
+        found[int(path.stem)] = sorted(int(re.findall(r"\d+", text.replace(" ", ""))[0]) for text in inputs)
+    return dict(sorted(found.items()))
+
+
+def events(run: VerlRun) -> list[dict]:
+    return [json.loads(line) for line in (run.folder / "checkpoints" / "curriculum.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def first(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    folder = tmp_path_factory.mktemp("curriculum")
+    return run_verl("curriculum", *overrides(curriculum_data, folder / "rollouts"), folder=folder)
+
+
+@pytest.fixture(scope="module")
+def resumed(first: VerlRun, run_verl: RunVerl, curriculum_data: Path) -> VerlRun:
+    """The same folder, continued from the checkpoint in the middle of the second epoch."""
+    folder = first.folder
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
+    (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
+    (folder / "first-events.jsonl").write_text((folder / "checkpoints" / "curriculum.jsonl").read_text())
+    return run_verl("resumed", *overrides(curriculum_data, folder / "rollouts-resumed"), folder=folder)
+
+
+def first_metrics(first: VerlRun) -> dict[int, dict[str, float]]:
+    path = first.folder / "metrics.first.jsonl"
+    lines = (path if path.exists() else first.folder / "metrics.jsonl").read_text().splitlines()
+    return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
+
+
+def test_later_epochs_draw_each_remaining_prompt_once_and_no_mastered_one(first: VerlRun) -> None:
+    assert first.code == 0, first.tail()
+    steps = drawn(first.folder / "rollouts")
+    assert list(steps) == list(range(1, STEPS + 1))
+    epochs = [sorted(index for step in part for index in steps[step]) for part in ((1, 2, 3, 4), (5, 6), (7, 8))]
+    assert epochs[0] == sorted(list(range(ROWS)) * GROUP_SIZE)
+    assert epochs[1] == epochs[2] == sorted([*HARD] * GROUP_SIZE)
+
+
+def test_metrics_and_file_say_what_was_dropped(first: VerlRun) -> None:
+    name = "scalerl/data/curriculum_"
+    metrics = first_metrics(first)
+    keys = ("epoch_max", "prompts_remaining_min", "dropped_this_epoch_max", "dropped_in_all_max", "visits_sum")
+    seen = {step: [values[name + key] for key in keys] for step, values in metrics.items()}
+    assert seen[4] == [1, 16, 0, 0, BATCH]
+    assert seen[5] == seen[6] == [2, 8, 8, 8, BATCH]
+    assert seen[7] == [3, 8, 0, 8, BATCH]
+    assert sum(values[name + "mastered_visits_sum"] for values in metrics.values()) == len(EASY)
+    path = first.folder / "first-events.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else events(first)
+    dropped = [line for line in lines if line["event"] == "dropped"]
+    assert {row for line in dropped for row in line["rows"]} == EASY
+    assert all(line["epoch"] == 2 and line["responses"] == GROUP_SIZE for line in dropped)
+
+
+def test_resumed_run_draws_what_the_uninterrupted_one_drew(first: VerlRun, resumed: VerlRun) -> None:
+    assert resumed.code == 0, resumed.tail()
+    expected, again = drawn(first.folder / "rollouts"), drawn(first.folder / "rollouts-resumed")
+    assert again == {step: expected[step] for step in range(SAVED + 1, STEPS + 1)}
+    keys = [key for key in first_metrics(first)[STEPS] if key.startswith("scalerl/data/curriculum_")]
+    assert len(keys) == 6
+    for step in range(SAVED + 1, STEPS + 1):
+        assert [resumed.metrics[step][key] for key in keys] == [first_metrics(first)[step][key] for key in keys]
+
+
+def test_file_of_the_resumed_run_lists_every_epoch_once(resumed: VerlRun) -> None:
+    assert [line["epoch"] for line in events(resumed) if line["event"] == "epoch"] == [1, 2, 3]
+
+
+def test_checkpoint_needs_no_class_of_ours(first: VerlRun) -> None:
+    path = first.folder / "checkpoints" / f"global_step_{SAVED}" / "data.pt"
+    assert b"scalerl_verl" not in path.read_bytes()
+    assert torch.load(path, weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def asynchronous(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """Disaggregated: prompts are fetched one by one and ahead of their results."""
+    folder = tmp_path_factory.mktemp("curriculum-async")
+    return run_verl(
+        "curriculum-async",
+        *overrides(curriculum_data, folder / "rollouts"),
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.hybrid_engine=False",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // 2}",
+        "trainer.save_freq=-1",
+        folder=folder,
+    )
+
+
+def test_prompts_fetched_ahead_of_their_results_are_dropped_an_epoch_later_at_most(asynchronous: VerlRun) -> None:
+    assert asynchronous.code == 0, asynchronous.tail()
+    steps = drawn(asynchronous.folder / "rollouts")
+    visits = {index: sum(rows.count(index) for rows in steps.values()) / GROUP_SIZE for index in range(ROWS)}
+    assert all(visits[index] >= 1 for index in range(ROWS))
+    # What was on its way when the second epoch began was drawn once more.
+    assert all(visits[index] <= 2 for index in EASY)
+    last = asynchronous.metrics[STEPS]
+    dropped = last["scalerl/data/curriculum_dropped_in_all_max"]
+    assert 4 <= dropped <= len(EASY)
+    assert last["scalerl/data/curriculum_prompts_remaining_min"] <= ROWS - 4
+    assert last["scalerl/data/curriculum_visits_sum"] == BATCH
+    listed = {row for line in events(asynchronous) if line["event"] == "dropped" for row in line["rows"]}
+    assert listed <= EASY and len(listed) == dropped
