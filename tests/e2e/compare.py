@@ -28,6 +28,8 @@ def differences(first: VerlRun, second: VerlRun, relative: float, steps: set[int
     )
     found = [f"only in one run: {key}" for key in sorted(one.keys() ^ other.keys())]
     for key in sorted(one.keys() & other.keys()):
-        if not math.isclose(one[key], other[key], rel_tol=relative, abs_tol=relative):
+        if one[key] is None and other[key] is None:
+            continue  # NaN in both: the correlation of constant probabilities
+        if None in (one[key], other[key]) or not math.isclose(one[key], other[key], rel_tol=relative, abs_tol=relative):
             found.append(f"{key}: {one[key]} and {other[key]}")
     return found

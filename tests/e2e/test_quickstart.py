@@ -24,6 +24,8 @@ OVERRIDES = (
     f"data.train_batch_size={NUM_PROMPTS}",
     f"actor_rollout_ref.rollout.n={GROUP_SIZE}",
     "actor_rollout_ref.rollout.val_kwargs.n=2",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
     "trainer.save_freq=1",
     "trainer.test_freq=1",
     # The tiny data set is no chain sum: grade it by the tests' own reward.
