@@ -30,6 +30,8 @@ def find_problems(config: DictConfig) -> list[str]:
 
 def _names(config: DictConfig) -> Iterator[str]:
     for path, (value, meant) in near_misses(config).items():
+        if path == f"{curriculum_settings.SECTION}.class_path":
+            continue  # its own check says more
         yield f"{path}={value} does not exist: did you mean {meant}?"
     if OmegaConf.select(config, "scalerl") is not None:
         yield "the top-level key scalerl has no effect: presets are +scalerl=NAME, settings algorithm.scalerl"

@@ -59,6 +59,11 @@ def make_data(folder: Path, rows: list[dict[str, Any]], **data: Any) -> tuple[An
     return RLHFDataset(data_files=str(folder / "train.parquet"), tokenizer=None, config=config), config
 
 
+ALGORITHM = {
+    "algorithm": {"adv_estimator": "grpo"},
+    "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "policy_loss": {"loss_mode": "vanilla"}}},
+}
+"""The keys of verl's config that the training step reads; none of our algorithm's names."""
 SAMPLER = {"class_path": CLASS_PATH, "min_prompts": 2}
 
 
@@ -162,9 +167,7 @@ class Trainer:
         rows = [make_row(index) for index in range(num_prompts)]
         self.dataset, config = make_data(folder, rows, sampler={**SAMPLER, "log_file": str(folder / "drops.jsonl")})
         config.update(data)
-        self.config = OmegaConf.create(
-            {"data": config, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}
-        )
+        self.config = OmegaConf.create({"data": config, **ALGORITHM})
         self.group_size, self.step, self.iterator = group_size, 0, None
         self.train_dataloader = StatefulDataLoader(
             self.dataset,
@@ -176,7 +179,7 @@ class Trainer:
         self.columns: list[str] = []
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> str:
-        scores_BT = torch.tensor([[row["score"], 99.0] for row in self.rows])
+        scores_BT = torch.tensor([[row["score"], float("nan")] for row in self.rows])
         mask_BT = torch.tensor([[0 if row["padding"] else 1, 0] for row in self.rows])
         tensors = {"token_level_scores": scores_BT, "response_mask": mask_BT, "advantages": scores_BT.clone()}
         data = DataProto(
@@ -305,8 +308,7 @@ def test_rewards_that_took_another_way_are_refused() -> None:
 
 
 def test_rewards_are_kept_only_for_the_sampler() -> None:
-    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(loss_agg_mode="token-mean")))
-    with advantage_step(config, {}) as step:
+    with advantage_step(OmegaConf.create(ALGORITHM), {}) as step:
         data = DataProto(batch=TensorDict({"response_mask": torch.ones(1, 1)}, batch_size=1))
         fold_row_weights(data)
     assert step.rewards_B is None and not step.keep_rewards
