@@ -26,7 +26,6 @@ from typing import IO
 from scalerl_verl.platform.reap import (
     RUN_ID_ENV,
     end_processes,
-    find_processes,
     find_shared_memory,
     remove_shared_memory,
     resident_gib,
@@ -323,7 +322,7 @@ def run_training(arguments: argparse.Namespace, paths: Paths, lock: IO[str]) -> 
             signal.signal(number, signal.SIG_IGN)
         watch.finish()
         watch.sample()
-        num_ended = end_processes(run_id) if find_processes(run_id) else 0
+        num_ended = end_processes(run_id)
         removed = remove_shared_memory(watch.segments)
         paths.run_id.unlink(missing_ok=True)
     if code == 130:
