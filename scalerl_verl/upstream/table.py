@@ -8,13 +8,14 @@ from scalerl_verl.upstream.verl import (
     bypass_mode,
     cpu,
     curriculum,
+    head_probe,
     prompt_mean,
     startup_check,
     trainer_faults,
     training_step,
     weight_sync,
 )
-from scalerl_verl.upstream.vllm import cpu_linear
+from scalerl_verl.upstream.vllm import cpu_linear, fp32_head
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
@@ -22,10 +23,11 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *prompt_mean.SPECS,
     *training_step.SPECS,
     *curriculum.SPECS,
+    *head_probe.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,
     *cpu.SPECS,
 )
-VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS,)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *fp32_head.SPECS)
 
 SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS
