@@ -89,10 +89,11 @@ def fp32_head_table() -> str:
             f"| {row.get('peak_gib', float('nan')):.2f} | {error['logp_max_abs']:.1e} | {gradient:.1e} |"
         )
     last = rows[-1]
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "torch", "triton"))
+    names = [name for name in ("verl", "torch", "triton") if name in last["versions"]]
+    versions = ", ".join(f"{name} {last['versions'][name]}" for name in names)
     lines.append(
-        f"\nForward and backward of a CISPO loss, bf16 operands, {rows[0]['repetitions']} calls each taking turns; memory on "
-        f"top of operands; errors against float64 (largest; relative norm); {last['hardware']}, driver "
+        f"\nForward and backward of a CISPO loss, bf16 operands, {rows[0]['repetitions']} calls each taking turns; "
+        f"memory on top of operands; errors against float64 (largest; relative norm); {last['hardware']}, driver "
         f"{last['driver']}; {versions}; commit `{last['commit'][:10]}`{' (dirty)' if last['dirty'] else ''}; "
         f"`{last['command']}`."
     )
