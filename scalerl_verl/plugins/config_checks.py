@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings
+from scalerl_verl.plugins import curriculum_settings, head_settings
 from scalerl_verl.plugins.names import PLANNED, near_misses, select
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
@@ -270,5 +270,6 @@ _CHECKS: tuple[Check, ...] = (
     _row_weights,
     _prompt_mean,
     curriculum_settings.find_problems,
+    head_settings.find_problems,
     _cpu,
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.plugins import head_settings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
 _VALUES: dict[str, frozenset[str]] = {
@@ -18,6 +19,8 @@ _VALUES: dict[str, frozenset[str]] = {
     "actor_rollout_ref.rollout.checkpoint_engine.backend": frozenset({"gloo"}),
     "trainer.v1.trainer_mode": frozenset({"pipeline_rl", "ppo_off_policy"}),
     "actor_rollout_ref.rollout.agent.default_agent_loop": frozenset({"forced_interruption"}),
+    head_settings.BACKEND: frozenset(head_settings.BACKENDS),
+    head_settings.HEAD_DTYPE: frozenset({head_settings.GENERATOR_DTYPE}),
 }
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
@@ -28,7 +31,8 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
 """Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
 _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
-PREFIX = "scalerl"
+PREFIXES = ("scalerl", "fp32", "float32", "torch.float32")
+"""Beginnings of values that verl has none of: where one of our names may stand, such a value was meant to be one."""
 PLANNED = frozenset({"pipeline_rl", "ppo_off_policy", "forced_interruption"})
 
 
@@ -45,7 +49,7 @@ def near_miss(value: str, names: frozenset[str]) -> str | None:
     folded = value.casefold().replace("_", "-")
     for name in sorted(names):
         own = name.replace("_", "-")
-        if folded.startswith(PREFIX) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
+        if folded.startswith(PREFIXES) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
             return name
     return None
 
