@@ -17,9 +17,12 @@ from torch.autograd.function import once_differentiable
 from scalerl_verl.head import rows
 from scalerl_verl.head.matmul import add_mm_fp32_, exact_fp32, mm_fp32, upcast
 
-CHUNK_BYTES = 5 << 28
-"""FP32 logits that exist at once (1.25 GiB): 2,208 tokens at a vocabulary of 152k. Larger chunks add the weight's
+CHUNK_BYTES = 13 << 27
+"""FP32 logits that exist at once (1.6 GiB): 2,816 tokens at a vocabulary of 152k. Larger chunks add to the weight's
 gradient fewer times (a pass over V x H FP32 numbers each) and cost memory."""
+
+ROW_MULTIPLE = 128
+"""Chunks are cut at multiples of a matrix tile's rows where they are large enough."""
 
 ALL = slice(None)
 """Selects every token without a copy."""
@@ -35,7 +38,11 @@ def linear_logprobs(
     """Return log-probabilities and entropies, [N] FP32 each (see `functional.linear_logprobs`)."""
     hidden_NH, weight_VH = promote(hidden_NH, weight_VH)
     logp_N, entropy_N = _LinearLogProbs.apply(
-        hidden_NH, weight_VH, labels_N, 1.0 / temperature, chunk_rows or default_chunk_rows(len(weight_VH))
+        hidden_NH,
+        weight_VH,
+        labels_N,
+        1.0 / temperature,
+        chunk_rows or default_chunk_rows(len(hidden_NH), len(weight_VH)),
     )
     return logp_N, entropy_N
 
@@ -46,10 +53,12 @@ def promote(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> tuple[torch.Ten
     return hidden_NH.to(dtype), weight_VH.to(dtype)
 
 
-def default_chunk_rows(num_columns: int) -> int:
-    """Return how many tokens fill `CHUNK_BYTES` with logits, a multiple of 16 where possible (matrix tiles)."""
-    num_rows = CHUNK_BYTES // (4 * num_columns)
-    return max(num_rows // 16 * 16, 1)
+def default_chunk_rows(num_rows: int, num_columns: int) -> int:
+    """Return the tokens per chunk: chunks of like size whose logits fit in `CHUNK_BYTES`."""
+    most = max(CHUNK_BYTES // (4 * num_columns) // ROW_MULTIPLE * ROW_MULTIPLE, 1)
+    num_chunks = max(-(-num_rows // most), 1)
+    even = max(-(-num_rows // num_chunks), 1)
+    return min(-(-even // ROW_MULTIPLE) * ROW_MULTIPLE, most)
 
 
 def passes(logits: torch.Tensor) -> Any:
@@ -133,6 +142,8 @@ class _LinearLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         hidden_NH, weight_VH, labels_N, lse_N, entropy_N, scale = ctx.saved_tensors
+        if all(grad_N is None for grad_N in grads):
+            return None, None, None, None, None
         per_token = [labels_N, ctx.scale if scale is None else scale, lse_N, entropy_N, *grads]
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         with torch.autocast(hidden_NH.device.type, enabled=False):

@@ -37,7 +37,7 @@ def row_gradient(
     grad_entropy_N: torch.Tensor | None,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return d loss / d (unscaled logits), [N, V] in `out_dtype`.
+    """Return d loss / d (unscaled logits), [N, V] in `out_dtype`; the logits may be overwritten.
 
     d_j = scale * (g_logp (1[j = y] - p_j) - g_entropy p_j (log p_j + entropy))
     """

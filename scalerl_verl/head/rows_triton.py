@@ -65,21 +65,27 @@ def _gradient_kernel(
     HAS_ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    # `out` lies in the memory of `logits`. A program owns a row and walks it upwards: what it writes for a block lies
+    # at or below what it has read, and the barrier keeps fast warps from writing where slow ones still read.
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < num_columns
+    logits += row * row_stride
+    out += row * out_stride
     scale = tl.load(scales + row)
-    x = tl.load(logits + row * row_stride + columns, mask=inside, other=0.0)
-    log_probs = x * scale - tl.load(lse + row)
-    probs = tl.exp(log_probs)
-    grad = tl.zeros_like(probs)
-    if HAS_LOGP:
-        upstream = tl.load(grad_logp + row)
-        grad += upstream * ((columns == tl.load(labels + row)).to(tl.float32) - probs)
-    if HAS_ENTROPY:
-        surprise = log_probs + tl.load(entropy + row)
-        grad -= tl.load(grad_entropy + row) * tl.where(probs > 0, probs * surprise, 0.0)
-    tl.store(out + row * out_stride + columns, (grad * scale).to(out.dtype.element_ty), mask=inside)
+    row_lse = tl.load(lse + row)
+    for start in range(0, num_columns, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < num_columns
+        log_probs = tl.load(logits + columns, mask=inside, other=0.0) * scale - row_lse
+        probs = tl.exp(log_probs)
+        grad = tl.zeros_like(probs)
+        if HAS_LOGP:
+            upstream = tl.load(grad_logp + row)
+            grad += upstream * ((columns == tl.load(labels + row)).to(tl.float32) - probs)
+        if HAS_ENTROPY:
+            surprise = log_probs + tl.load(entropy + row)
+            grad -= tl.load(grad_entropy + row) * tl.where(probs > 0, probs * surprise, 0.0)
+        tl.debug_barrier()
+        tl.store(out + columns, (grad * scale).to(out.dtype.element_ty), mask=inside)
 
 
 def row_statistics(
@@ -113,18 +119,22 @@ def row_gradient(
     grad_entropy_N: torch.Tensor | None,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return d loss / d (unscaled logits), [N, V] in `out_dtype` (see `rows.row_gradient`)."""
+    """Return d loss / d (unscaled logits), [N, V] in `out_dtype` (see `rows.row_gradient`).
+
+    It lies in the memory of the logits, which are gone: a chunk costs no second buffer, so chunks can be larger and the
+    weight's gradient is added to fewer times.
+    """
     num_rows, num_columns = logits_NV.shape
-    out_NV = torch.empty(num_rows, num_columns, dtype=out_dtype, device=logits_NV.device)
+    out_NV = logits_NV.view(out_dtype)[:, :num_columns]
     unused = lse_N  # a pointer for the arguments that the kernel does not read
-    _gradient_kernel[(num_rows, triton.cdiv(num_columns, GRADIENT_BLOCK))](
+    _gradient_kernel[(num_rows,)](
         logits_NV,
         labels_N,
         per_row(scale, logits_NV),
         lse_N,
         entropy_N,
-        unused if grad_logp_N is None else grad_logp_N,
-        unused if grad_entropy_N is None else grad_entropy_N,
+        unused if grad_logp_N is None else grad_logp_N.contiguous(),
+        unused if grad_entropy_N is None else grad_entropy_N.contiguous(),
         out_NV,
         num_columns,
         logits_NV.stride(0),
@@ -132,7 +142,7 @@ def row_gradient(
         HAS_LOGP=grad_logp_N is not None,
         HAS_ENTROPY=grad_entropy_N is not None,
         BLOCK=GRADIENT_BLOCK,
-        num_warps=4,
+        num_warps=8,
     )
     return out_NV
 
