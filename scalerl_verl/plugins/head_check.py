@@ -17,12 +17,13 @@ from scalerl_verl.plugins import status
 from scalerl_verl.plugins.head_model import HeadState, head_state, output_layer
 from scalerl_verl.plugins.head_settings import BACKENDS
 
-PROBE_LOGIT = 32.0
-"""Largest logit of each probe. FP32 is off by about 1e-5 there: 32 x 2^-24, a few roundings. bf16 logits lie 0.125
-apart between 16 and 32 and 0.25 above, so they are off by 1e-2 at the least: nothing lies in between."""
+PROBE_LOGITS = (21.03, 30.97)
+"""Range of the largest logits of the probes. FP32 is off by about 1e-5 there (31 x 2^-24, a few roundings). bf16 numbers
+between 16 and 32 lie 0.125 apart: over `NUM_PROBES` values, which fall anywhere between two of them, bf16 logits are off
+by more than 1e-2. Nothing lies in between."""
 TOLERANCE = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-4}
 """Largest error of a log-prob, by the dtype of the weight. FP32 weights are held to less, because TF32 (10 bits of
-mantissa in each operand) would be off by about 32 x 2^-11 / sqrt(hidden size), 2e-4 at a hidden size of 4096."""
+mantissa in each operand) is off by about 31 x 2^-11 / sqrt(hidden size), 2e-4 at a hidden size of 4096."""
 NUM_PROBES = 16
 _COLUMNS_AT_ONCE = 8192
 _LENGTHS = (5, 3)
@@ -50,9 +51,9 @@ def check_engine(engine: Any) -> None:
     status.add_fact("fp32_head", entry | measured)
     if not measured["max_error"] <= measured["tolerance"]:
         raise HeadError(
-            f"impl_backend={backend}: log-probs of the output layer are off by {measured['max_error']:.3g} from float64 "
-            f"({measured['weight_dtype']} weights), FP32 keeps them within {measured['tolerance']:g} and bf16 logits do "
-            "not. Look for what else patches the output layer or the matrix products of this process."
+            f"impl_backend={backend}: log-probs of the output layer are off by {measured['max_error']:.3g} from "
+            f"float64 ({measured['weight_dtype']} weights); FP32 stays within {measured['tolerance']:g}, bf16 logits "
+            "and TF32 do not. Look for what else patches the output layer or the matrix products of this process."
         )
 
 
@@ -71,8 +72,8 @@ def _require_head(module: Any, backend: str) -> HeadState:
             raise HeadError(f"impl_backend={backend}: the {name} was replaced by {type(part).__name__} after the head")
     if state is None or "forward" not in vars(layer) or "forward" not in vars(model):
         raise HeadError(
-            f"impl_backend={backend} has no effect on {type(model).__name__}: verl left out its step that puts heads on "
-            "models of this type; set impl_backend=torch, or choose another model"
+            f"impl_backend={backend} has no effect on {type(model).__name__}: verl left out its step that puts heads "
+            "on models of this type; set impl_backend=torch, or choose another model"
         )
     return state
 
@@ -107,8 +108,8 @@ def _small_forward(engine: Any) -> torch.Tensor:
 def measure(layer: Any, hidden: torch.Tensor, weight: torch.Tensor, fused: bool) -> dict[str, Any]:
     """Return the largest error of the head's log-probs against float64 on hidden states made for this weight.
 
-    Probe i is w_y scaled such that its logit of token y is `PROBE_LOGIT`; log-probs of that token and of another are
-    compared.
+    Probe i is w_y scaled such that its logit of token y lies in `PROBE_LOGITS`; log-probs of that token and of another
+    are compared.
 
     Args:
         layer: the output layer.
@@ -120,7 +121,8 @@ def measure(layer: Any, hidden: torch.Tensor, weight: torch.Tensor, fused: bool)
     rows = weight[at].double()
     norms = rows.square().sum(dim=-1, keepdim=True)
     # A row of zeros (an unused token) would divide by 0; its logits are 0 then, and right.
-    probes = (PROBE_LOGIT * rows / norms.clamp(min=torch.finfo(torch.float32).tiny)).to(hidden.dtype)
+    heights = torch.linspace(*PROBE_LOGITS, NUM_PROBES, dtype=torch.float64, device=weight.device)[:, None]
+    probes = (heights * rows / norms.clamp(min=torch.finfo(torch.float32).tiny)).to(hidden.dtype)
     bias = None if layer.bias is None else layer.bias.double()
     parts = [probes.double() @ part.double().t() for part in weight.split(_COLUMNS_AT_ONCE)]
     truth = torch.cat(parts, dim=-1)

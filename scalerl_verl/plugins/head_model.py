@@ -48,8 +48,13 @@ class _Request:
                 "tokens; set actor_rollout_ref.model.use_fused_kernels=False for this model"
             )
         if self.token_loss is None:
-            return linear_logprobs(hidden, weight, self.labels, temperature=self.temperature)
-        return shared_pass_logprobs(hidden, weight, self.labels, self.token_loss, temperature=self.temperature)
+            logp, entropy = linear_logprobs(hidden, weight, self.labels, temperature=self.temperature)
+        else:
+            logp, entropy = shared_pass_logprobs(
+                hidden, weight, self.labels, self.token_loss, temperature=self.temperature
+            )
+        # Copies, no views: FSDP2 hangs a hook on what its units return, which a view could lose.
+        return LogProbs(logp.clone(), entropy.clone())
 
 
 @dataclass
@@ -229,5 +234,7 @@ def next_tokens(shift_labels: Any, labels: Any, input_ids: Any) -> torch.Tensor:
         return shift_labels
     source = labels if labels is not None else input_ids
     if source is None:
-        raise HeadError("the fused FP32 head needs labels or input_ids: inputs_embeds alone do not say which token came")
+        raise HeadError(
+            "the fused FP32 head needs labels or input_ids: inputs_embeds alone do not say which token came"
+        )
     return torch.roll(source, shifts=-1, dims=-1)

@@ -155,4 +155,7 @@ def _shared_pass(config: DictConfig) -> Iterator[str]:
         value = _select(config, path, off)
         if value != off:
             shown = "null" if off is None else off
-            yield f"{path}={value} adds to the gradient what {BACKEND}={SHARED_PASS} cannot know: set {shown}, {to_fp32}"
+            yield (
+                f"{path}={value} adds to the gradient what {BACKEND}={SHARED_PASS} cannot know: set it to {shown}, "
+                f"{to_fp32}"
+            )

@@ -78,8 +78,10 @@ def _policy_loss_section(loss_function: Any) -> Any:
 def _build(engine: Any, micro_batch: Any, section: Any) -> TokenLoss:
     options = dataclasses.asdict(PolicyLossSettings.from_config(section))
     if options.pop("sequence_truncation") is not None:
-        raise HeadError("impl_backend=fp32_shared_pass needs a ratio per token: set policy_loss.sequence_truncation=null")
-    if "rollout_is_weights" in micro_batch.keys():
+        raise HeadError(
+            "impl_backend=fp32_shared_pass needs a ratio per token: set policy_loss.sequence_truncation=null"
+        )
+    if micro_batch.get("rollout_is_weights", None) is not None:
         raise HeadError("impl_backend=fp32_shared_pass: set algorithm.rollout_correction.rollout_is=null")
     number_N = _numbers_of_next_tokens(engine, micro_batch)
     mask_N, logp_rollout_N, advantages_N = (values[number_N] for values in _by_number(micro_batch))

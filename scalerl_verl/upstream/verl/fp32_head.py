@@ -101,8 +101,8 @@ SPECS = (
         target="FSDPEngineWithLMHead.forward_step",
         build=_build_step,
         kind="wrap",
-        why="The model's forward sees neither recorded log-probs nor advantages, which a head that shares its pass with "
-        "backward needs.",
+        why="The model's forward sees neither recorded log-probs nor advantages, which a head that shares its pass "
+        "with backward needs.",
         distribution="verl",
         versions=_VERSIONS,
         sources=("35ff7839ba6246689cc72e2a1fde548c11409e388ccc9eef63d1f5d40172d095",),

@@ -145,7 +145,7 @@ def make_engine(folder: Path, case: Case, **model_options: Any) -> Any:
             enable_gradient_checkpointing=case.checkpointing,
             use_fused_kernels=case.fused,
             fused_kernel_options={"impl_backend": case.backend},
-            override_config={"attn_implementation": "stub_flash" if case.sequence_parallel > 1 else "sdpa"},
+            override_config={"attn_implementation": "stub_of_varlen" if case.sequence_parallel > 1 else "sdpa"},
             **lora,
             **model_options,
         ),
@@ -166,7 +166,7 @@ def make_engine(folder: Path, case: Case, **model_options: Any) -> Any:
     return engine
 
 
-def stub_flash(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+def stub_of_varlen(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
     """In place of flash-attn, which no CPU has: verl's sequence-parallel wrapper, around the attention of PyTorch."""
     position_ids = kwargs.pop("position_ids")
 
@@ -252,7 +252,7 @@ def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("cpu:gloo", init_method=f"file://{folder / f'store-{world}'}", rank=rank, world_size=world)
     torch.set_num_threads(1)
-    AttentionInterface.register("stub_flash", stub_flash)
+    AttentionInterface.register("stub_of_varlen", stub_of_varlen)
     results = {name: run(folder, case, rank) for name, case in CASES.items() if case.world == world}
     gathered: list[Any] = [None] * world
     dist.all_gather_object(gathered, {name: result["logp"] for name, result in results.items()})
