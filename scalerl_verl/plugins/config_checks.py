@@ -30,7 +30,7 @@ def find_problems(config: DictConfig) -> list[str]:
 
 def _names(config: DictConfig) -> Iterator[str]:
     for path, (value, meant) in near_misses(config).items():
-        if path == f"{curriculum_settings.SECTION}.class_path":
+        if path in (f"{curriculum_settings.SECTION}.class_path", head_settings.BACKEND, head_settings.HEAD_DTYPE):
             continue  # its own check says more
         yield f"{path}={value} does not exist: did you mean {meant}?"
     if OmegaConf.select(config, "scalerl") is not None:

@@ -18,9 +18,9 @@ from scalerl_verl.plugins.head_model import HeadState, head_state, output_layer
 from scalerl_verl.plugins.head_settings import BACKENDS
 
 PROBE_LOGITS = (21.03, 30.97)
-"""Range of the largest logits of the probes. FP32 is off by about 1e-5 there (31 x 2^-24, a few roundings). bf16 numbers
-between 16 and 32 lie 0.125 apart: over `NUM_PROBES` values, which fall anywhere between two of them, bf16 logits are off
-by more than 1e-2. Nothing lies in between."""
+"""Range of the largest logits of the probes. FP32 is off by about 1e-5 there (31 x 2^-24, a few roundings). bf16
+numbers between 16 and 32 lie 0.125 apart: over `NUM_PROBES` values, which fall anywhere between two of them, bf16
+logits are off by more than 1e-2. Nothing lies in between."""
 TOLERANCE = {torch.bfloat16: 1e-3, torch.float16: 1e-3, torch.float32: 1e-4}
 """Largest error of a log-prob, by the dtype of the weight. FP32 weights are held to less, because TF32 (10 bits of
 mantissa in each operand) is off by about 31 x 2^-11 / sqrt(hidden size), 2e-4 at a hidden size of 4096."""

@@ -17,6 +17,8 @@ FP32, SHARED_PASS = "fp32", "fp32_shared_pass"
 BACKENDS = (FP32, SHARED_PASS)
 VERL_BACKENDS = ("torch", "triton", "liger")
 GENERATOR_DTYPE = "float32"
+_SAME_DTYPE = ("float32", "float", "fp32")
+"""What somebody may write for it; vLLM takes some of these, here one spelling is enough."""
 
 _ACTOR = "actor_rollout_ref.actor"
 _FSDP = ("fsdp", "fsdp2")
@@ -43,15 +45,14 @@ def trainer_backend(config: DictConfig) -> str | None:
 
 
 def generator_head_dtype(config: DictConfig) -> Any:
-    """Return vLLM's head dtype as configured, or None; `hf_overrides` may be a section or JSON text.
-
-    Raises:
-        ValueError: text that is no JSON.
-    """
+    """Return vLLM's head dtype as configured, or None; `hf_overrides` may be a section or JSON text."""
     overrides = _select(config, HF_OVERRIDES, {})
     if isinstance(overrides, str):
-        overrides = json.loads(overrides)
-    return overrides.get("head_dtype")
+        try:
+            overrides = json.loads(overrides)
+        except ValueError:
+            return None  # vLLM refuses such text itself
+    return overrides.get("head_dtype") if hasattr(overrides, "get") else None
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
@@ -59,10 +60,12 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     critic = "critic.model.fused_kernel_options.impl_backend"
     if _select(config, critic) in BACKENDS:
         yield f"{critic}={_select(config, critic)}: a value head makes no logits; delete it (~{critic})"
-    try:
-        dtype = generator_head_dtype(config)
-    except ValueError as error:
-        yield f"{HF_OVERRIDES} is no JSON ({error}): write it as a section, +{HEAD_DTYPE}={GENERATOR_DTYPE}"
+    backend, dtype = _select(config, BACKEND), generator_head_dtype(config)
+    if backend is not None and backend not in (*VERL_BACKENDS, *BACKENDS):
+        yield f"{BACKEND}={backend} does not exist: use one of {', '.join((*BACKENDS, *VERL_BACKENDS))}"
+        return
+    if dtype is not None and dtype != GENERATOR_DTYPE and str(dtype).casefold().removeprefix("torch.") in _SAME_DTYPE:
+        yield f"{HEAD_DTYPE}={dtype}: write {GENERATOR_DTYPE}"
         return
     backend = trainer_backend(config)
     yield from _both_sides(config, backend, dtype)
@@ -89,8 +92,6 @@ def _both_sides(config: DictConfig, backend: str | None, dtype: Any) -> Iterator
             f"{HEAD_DTYPE}={dtype} computes log-probs in FP32 in the generator only ({BACKEND}={given}): a mismatch "
             f"worse than none. Set {BACKEND}={FP32} too (+scalerl=fp32_head sets both sides)"
         )
-    if backend is None and _select(config, BACKEND, "torch") not in VERL_BACKENDS and dtype is not None:
-        yield f"{BACKEND}={_select(config, BACKEND)}: use one of {', '.join((*VERL_BACKENDS, *BACKENDS))}"
 
 
 def _engines(config: DictConfig, backend: str) -> Iterator[str]:
