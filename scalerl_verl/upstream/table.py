@@ -8,6 +8,7 @@ from scalerl_verl.upstream.verl import (
     bypass_mode,
     cpu,
     curriculum,
+    fp32_head,
     head_probe,
     prompt_mean,
     startup_check,
@@ -15,7 +16,8 @@ from scalerl_verl.upstream.verl import (
     training_step,
     weight_sync,
 )
-from scalerl_verl.upstream.vllm import cpu_linear, fp32_head
+from scalerl_verl.upstream.vllm import cpu_linear
+from scalerl_verl.upstream.vllm import fp32_head as vllm_fp32_head
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
@@ -23,11 +25,12 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *prompt_mean.SPECS,
     *training_step.SPECS,
     *curriculum.SPECS,
+    *fp32_head.SPECS,
     *head_probe.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,
     *cpu.SPECS,
 )
-VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *fp32_head.SPECS)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *vllm_fp32_head.SPECS)
 
 SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS
