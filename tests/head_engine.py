@@ -20,7 +20,7 @@ import torch
 
 from scalerl_verl.head.precision import float64_logits
 
-VOCAB_SIZE, HIDDEN, NUM_REQUESTS, NUM_TOKENS = 1000, 256, 6, 8
+VOCAB_SIZE, HIDDEN, BATCH, NUM_PROMPTS, NUM_TOKENS = 1000, 256, 3, 4, 8
 """vLLM pads a vocabulary to a multiple of 64: 24 columns of its head belong to no token."""
 HEAD_STD = 0.5
 """Logits of a few units: rounded to bf16 they are off by 1e-2."""
@@ -43,6 +43,8 @@ def save_model(folder: Path, tied: bool, vocab_size: int = VOCAB_SIZE, hidden: i
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=None,
+        # Wide enough for the layers to outweigh the embedding: a tied head would repeat its input with certainty.
+        initializer_range=0.3,
     )
     model = Qwen3ForCausalLM(config)
     torch.nn.init.normal_(model.get_output_embeddings().weight, std=HEAD_STD)
@@ -96,23 +98,26 @@ class HeadProbe:
         """
         from vllm import SamplingParams
 
-        self.hidden.clear()
-        prompts = [{"prompt_token_ids": [3 + i, 5, 7 * i + 2]} for i in range(NUM_REQUESTS)]
-        params = [
-            SamplingParams(max_tokens=NUM_TOKENS, logprobs=0, seed=i, ignore_eos=True, detokenize=False, **sampling)
-            for i in range(NUM_REQUESTS)
-        ]
-        outputs = [output.outputs[0] for output in self.llm.generate(prompts, params, use_tqdm=False)]
-        steps = self.hidden[-NUM_TOKENS:]
-        assert len(steps) == NUM_TOKENS and {len(step) for step in steps} == {NUM_REQUESTS}, "one batch a step"
-        weight = self.head.weight[:VOCAB_SIZE]
-        worst = 0.0
-        for at, hidden in enumerate(steps):
-            reference = reference_logp(float64_logits(hidden, weight), **sampling)
-            for row, output in enumerate(outputs):
-                token = output.token_ids[at]
-                error = abs(output.logprobs[at][token].logprob - reference[row, token].item())
-                worst = max(worst, error if error == error else float("inf"))
+        worst, self.mean_logp = 0.0, 0.0
+        for seed in range(NUM_PROMPTS):
+            # Equal requests: however the engine orders its batch, each row of a step is the same token.
+            prompts = [{"prompt_token_ids": [3 + seed, 5, 7 * seed + 2]}] * BATCH
+            params = SamplingParams(
+                max_tokens=NUM_TOKENS, logprobs=0, seed=seed, ignore_eos=True, detokenize=False, **sampling
+            )
+            self.hidden.clear()
+            outputs = [output.outputs[0] for output in self.llm.generate(prompts, params, use_tqdm=False)]
+            assert len({tuple(output.token_ids) for output in outputs}) == 1, "equal requests, unequal tokens"
+            steps = self.hidden[:NUM_TOKENS]
+            assert len(steps) == NUM_TOKENS and {len(step) for step in steps} == {BATCH}, "one batch a step"
+            for at, hidden in enumerate(steps):
+                logits = float64_logits(hidden, self.head.weight[:VOCAB_SIZE])
+                reference = reference_logp(logits, **sampling)
+                for row, output in enumerate(outputs):
+                    token = output.token_ids[at]
+                    error = abs(output.logprobs[at][token].logprob - reference[row, token].item())
+                    worst = max(worst, error if error == error else float("inf"))
+                    self.mean_logp += reference[row, token].item() / (NUM_TOKENS * NUM_PROMPTS * BATCH)
         return worst
 
     def change_head(self) -> None:
@@ -139,17 +144,25 @@ def reference_logp(logits: torch.Tensor, temperature: float = 1.0, top_p: float 
 
 def run_case(folder: Path, case: str) -> dict[str, Any]:
     """Everything that is measured on one engine."""
+    import vllm.envs
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    from scalerl_verl.upstream.vllm.head import is_native, make_layer
+
     kind, *flags = case.split("-")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int("v2" in flags))
+    vllm.envs.disable_envs_cache()  # an engine that started before has frozen what it read
     model = save_model(folder / kind, tied=kind == "tied")
     llm = start_engine(model, **({"enable_sleep_mode": True} if "sleep" in flags else {}))
     probe = HeadProbe(llm)
     found = {
         "error": probe.largest_error(temperature=1.0),
+        "mean_logp": probe.mean_logp,
         "dtype": probe.logits_dtype,
         "weight_dtype": str(probe.head.weight.dtype).removeprefix("torch."),
         "padded_columns": len(probe.head.weight) - VOCAB_SIZE,
         "layer": type(probe.processor).__name__,
+        "runner": type(llm.llm_engine.model_executor.driver_worker.worker.model_runner).__module__,
         "error_at_temperature": probe.largest_error(temperature=0.7),
         "error_top_p": probe.largest_error(temperature=1.0, top_p=0.9),
     }
@@ -162,7 +175,16 @@ def run_case(folder: Path, case: str) -> dict[str, Any]:
         found["error_after_sleep"] = probe.largest_error(temperature=1.0)
     probe.change_head()
     found["error_after_update"] = probe.largest_error(temperature=1.0)
-    probe.processor.head_dtype = None  # what the engine does without the name
+    if not is_native(LogitsProcessor):
+        probe.processor.fp32_head = False
+    else:
+        # What runs on an older vLLM, in this engine: its layer in the place of the native one, which does nothing.
+        probe.processor.head_dtype = None
+        probe.processor.__class__ = make_layer(LogitsProcessor)
+        probe.processor.fp32_head = True
+        found["error_of_replacement"] = probe.largest_error(temperature=1.0)
+        found["replacement_dtype"] = probe.logits_dtype
+        probe.processor.fp32_head = False
     found["error_without"] = probe.largest_error(temperature=1.0)
     found["dtype_without"] = probe.logits_dtype
     return found

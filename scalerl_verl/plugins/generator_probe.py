@@ -23,7 +23,7 @@ from scalerl_verl.head.precision import (
     probe_hidden_states,
 )
 from scalerl_verl.plugins import status
-from scalerl_verl.upstream.vllm.fp32_head import KEY, is_native, refuse_unsupported
+from scalerl_verl.upstream.vllm.head import KEY, is_native, refuse_unsupported
 
 HEAD_FACT = "fp32_head"
 """Key of the process status under which each side says what its head was measured to be."""

@@ -16,8 +16,7 @@ from scalerl_verl.upstream.verl import (
     training_step,
     weight_sync,
 )
-from scalerl_verl.upstream.vllm import cpu_linear
-from scalerl_verl.upstream.vllm import fp32_head as vllm_fp32_head
+from scalerl_verl.upstream.vllm import cpu_linear, head
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
@@ -31,6 +30,6 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *weight_sync.SPECS,
     *cpu.SPECS,
 )
-VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *vllm_fp32_head.SPECS)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS)
 
 SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS

@@ -90,7 +90,6 @@ def _build_layer(original: Any, module: ModuleType) -> Any:
 
 def make_layer(original: Any) -> Any:
     """Return a subclass of vLLM's `LogitsProcessor` whose product with the head's weight is FP32 if the model asks."""
-    import torch
     from vllm.config import get_current_vllm_config_or_none
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
@@ -123,16 +122,16 @@ def make_layer(original: Any) -> Any:
             return getattr(self._layer, name)
 
     class Fp32LogitsProcessor(original):
-        """vLLM's layer; ``head_dtype`` is float32 if the model asked for it when the layer was made, else None."""
+        """vLLM's layer; ``fp32_head`` says whether the model asked for one when the layer was made."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.head_dtype = None
+            self.fp32_head = False
             # Read now: outside of the engine's construction there is no current config.
             vllm_config = get_current_vllm_config_or_none()
             if vllm_config is not None and asks_for_fp32(vllm_config.model_config):
                 refuse_unsupported(vllm_config, native=False)
-                self.head_dtype = torch.float32
+                self.fp32_head = True
 
         def _get_logits(self, hidden_states: Any, lm_head: Any, embedding_bias: Any) -> Any:
             return super()._get_logits(hidden_states, self._wrap(lm_head), embedding_bias)
@@ -141,7 +140,7 @@ def make_layer(original: Any) -> Any:
             return super().get_top_tokens(self._wrap(lm_head), hidden_states, embedding_bias)
 
         def _wrap(self, lm_head: Any) -> Any:
-            return lm_head if self.head_dtype is None else Fp32Head(lm_head)
+            return Fp32Head(lm_head) if self.fp32_head else lm_head
 
     return Fp32LogitsProcessor
 
