@@ -2,7 +2,10 @@
 """Child program of test_engine_gradients: gradients of a tiny model through verl's FSDP2 engine, for several splits.
 
 python engine_gradients.py FOLDER; RANK and WORLD_SIZE in the environment. Reads FOLDER/model; rank 0 writes
-FOLDER/gradients-<world>.npz, "loss|order|split" -> flat gradient, and FOLDER/inputs.npz.
+FOLDER/gradients-<world>.npz, "precision|loss|order|split" -> flat gradient, and FOLDER/inputs.npz.
+
+verl's engine has no FP64 of its own, its table of precision names ends at 32 bits. That function alone is replaced here
+(`allow_fp64`); FSDP2, micro-batching and the loss are verl's in both precisions.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
+from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import (
     FSDPActorConfig,
     FSDPEngineConfig,
@@ -97,8 +101,14 @@ def make_data(batch: dict[str, Any], rows: list[int], split: dict[str, Any]) -> 
     return data
 
 
-def make_engine(model_path: str) -> Any:
-    precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+def allow_fp64() -> None:
+    """Teach verl's table of precision names a 64th bit."""
+    known = PrecisionType.to_dtype
+    PrecisionType.to_dtype = staticmethod(lambda name: torch.float64 if name == "fp64" else known(name))
+
+
+def make_engine(model_path: str, precision: str) -> Any:
+    mixed = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), precision)
     engine = EngineRegistry.new(
         model_type="language_model",
         backend="fsdp2",
@@ -109,7 +119,7 @@ def make_engine(model_path: str) -> Any:
             override_config={"attn_implementation": "eager"},
         ),
         engine_config=FSDPEngineConfig(
-            strategy="fsdp2", model_dtype="fp32", mixed_precision=precision, use_torch_compile=False
+            strategy="fsdp2", model_dtype=precision, mixed_precision=mixed, use_torch_compile=False
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
         checkpoint_config=CheckpointConfig(),
@@ -138,15 +148,18 @@ def main() -> None:
     store = f"file://{folder / f'store-{world}'}"
     dist.init_process_group("cpu:gloo", init_method=store, rank=rank, world_size=world)
     torch.set_num_threads(1)
-    engine = make_engine(str(folder / "model"))
-    batch = make_batch(engine.model_config.hf_config.vocab_size)
+    allow_fp64()
     found = {}
-    for order_name, order in ORDERS.items():
-        rows = order[rank * len(order) // world : (rank + 1) * len(order) // world]
-        for split_name, split in SPLITS.items():
-            for loss_name, options in LOSSES.items():
-                name = f"{loss_name}|{order_name}|{split_name}"
-                found[name] = gradient(engine, make_data(batch, rows, split), options)
+    for precision in ("fp32", "fp64"):
+        engine = make_engine(str(folder / "model"), precision)
+        assert {parameter.dtype for parameter in engine.module.parameters()} == {PrecisionType.to_dtype(precision)}
+        batch = make_batch(engine.model_config.hf_config.vocab_size)
+        for order_name, order in ORDERS.items():
+            rows = order[rank * len(order) // world : (rank + 1) * len(order) // world]
+            for split_name, split in SPLITS.items():
+                for loss_name, options in LOSSES.items():
+                    name = f"{precision}|{loss_name}|{order_name}|{split_name}"
+                    found[name] = gradient(engine, make_data(batch, rows, split), options)
     if rank == 0:
         np.savez(folder / f"gradients-{world}.npz", **found)
         tokens, logp = (torch.nn.utils.rnn.pad_sequence(batch[key], True).numpy() for key in ("tokens", "logp"))
