@@ -60,7 +60,11 @@ class VerlRun:
 
 
 def make_assets(folder: Path) -> Path:
-    """A random model with the quickstart's tokenizer, 32 training problems (the second batch of 8 equal-reward)."""
+    """A random model with the quickstart's tokenizer and 32 training problems, the second batch of 8 equal-reward.
+
+    ``mixed.parquet`` is the same without such a batch: asynchronous runs train groups in the order they complete, so
+    which of their steps would be skipped for equal rewards is a matter of timing.
+    """
     import pandas
     import torch
 
@@ -79,9 +83,9 @@ def make_assets(folder: Path) -> Path:
             "extra_info": {"split": "train", "index": index},
         }
 
-    answers = ["even", "equal", "even", "even"]
-    rows = [row(index, answers[index // NUM_PROMPTS]) for index in range(4 * NUM_PROMPTS)]
-    pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
+    for name, answers in {"train": ["even", "equal", "even", "even"], "mixed": ["even"] * 4}.items():
+        rows = [row(index, answers[index // NUM_PROMPTS]) for index in range(4 * NUM_PROMPTS)]
+        pandas.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
     pandas.DataFrame([row(100 + index, "even") for index in range(4)]).to_parquet(folder / "test.parquet")
     return folder
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.e2e.conftest import RunVerl
@@ -15,10 +17,11 @@ STEPS = 2
 
 
 @pytest.fixture(scope="module")
-def run(run_verl: RunVerl) -> VerlRun:
+def run(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
     """verl's separate_async with our loss, prompt average and estimator by name; two updates a step."""
     return run_verl(
         "async",
+        f"data.train_files={tiny_assets}/mixed.parquet",
         "trainer.v1.trainer_mode=separate_async",
         "actor_rollout_ref.hybrid_engine=False",
         "trainer.v1.separate_async.parameter_sync_step=2",
