@@ -38,6 +38,7 @@ def describe(config: dict[str, Any]) -> dict[str, str]:
         "aggregation": aggregation,
         "advantages": _advantages(algorithm),
         "prompts of equal rewards": _equal_rewards(algorithm),
+        "mastered prompts": _mastered(config["data"]),
         "old log-probs": "recorded at sampling"
         if algorithm["rollout_correction"]["bypass_mode"]
         else "recomputed before the update",
@@ -80,6 +81,13 @@ def _equal_rewards(algorithm: dict[str, Any]) -> str:
     if algorithm["adv_estimator"] == "scalerl" and algorithm["scalerl"]["zero_variance"] == "drop":
         return "dropped from every denominator"
     return "kept, with advantage 0"
+
+
+def _mastered(data: dict[str, Any]) -> str:
+    if "sampler" not in data:
+        return "drawn again"
+    options = data["sampler"]
+    return f"not drawn from epoch {options['first_epoch']} on, if {options['threshold']:g} of a visit passed"
 
 
 def overview_table() -> str:
