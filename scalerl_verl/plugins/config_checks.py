@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings
+from scalerl_verl.plugins import curriculum_settings, head_settings
 from scalerl_verl.plugins.names import OWN_KEYS, PLANNED, near_misses, select
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
@@ -31,7 +31,7 @@ def find_problems(config: DictConfig) -> list[str]:
 
 def _names(config: DictConfig) -> Iterator[str]:
     for path, (value, meant) in near_misses(config).items():
-        if path == f"{curriculum_settings.SECTION}.class_path":
+        if path in (f"{curriculum_settings.SECTION}.class_path", head_settings.BACKEND, head_settings.HEAD_DTYPE):
             continue  # its own check says more
         yield f"{path}={value} does not exist: did you mean {meant}?"
     if OmegaConf.select(config, "scalerl") is not None:
@@ -281,5 +281,6 @@ _CHECKS: tuple[Check, ...] = (
     _row_weights,
     _prompt_mean,
     curriculum_settings.find_problems,
+    head_settings.find_problems,
     _cpu,
 )
