@@ -271,6 +271,18 @@ def _slots(config: DictConfig) -> int:
     return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
+def _recorded(config: DictConfig) -> Iterator[str]:
+    recorded = select(config, f"{_ROLLOUT}.calculate_log_probs", False)
+    if recorded or head_settings.trainer_backend(config) is None:
+        return
+    if select(config, f"{_ACTOR}.policy_loss.loss_mode") == "scalerl_cispo":
+        return  # its own check says so
+    yield (
+        f"{_ROLLOUT}.calculate_log_probs=False: with the FP32 head the log-probs of trainer and generator are compared "
+        "on the first batch and in every step; set it True"
+    )
+
+
 _CHECKS: tuple[Check, ...] = (
     _names,
     _algorithm_section,
@@ -282,5 +294,6 @@ _CHECKS: tuple[Check, ...] = (
     _prompt_mean,
     curriculum_settings.find_problems,
     head_settings.find_problems,
+    _recorded,
     _cpu,
 )

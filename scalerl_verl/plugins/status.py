@@ -46,6 +46,11 @@ def add_fact(name: str, entry: dict[str, Any]) -> None:
     record()
 
 
+def read_facts(name: str) -> list[dict[str, Any]]:
+    """What was noted under this key in this process, oldest first."""
+    return list(_facts.get(name, []))
+
+
 def record(loaded_by: str | None = None) -> None:
     """Note who loaded us; write ``<dir>/<pid>.json`` if ``SCALERL_VERL_STATUS_DIR`` is set."""
     if loaded_by is not None and loaded_by not in _loaded_by:

@@ -84,6 +84,23 @@ def test_trainer_and_generator_agree_at_the_first_step(first: VerlRun) -> None:
     assert metrics["scalerl/loss/nonfinite_tokens_sum"] == 0
 
 
+def test_fp32_head_is_active_on_both_sides_and_compared_before_training(first: VerlRun) -> None:
+    """Measured in the processes that compute: the trainer's worker and vLLM's, whose record the server fetched."""
+    noted = [entry for process in first.processes for entry in process.get("fp32_head", [])]
+    engine = [entry for entry in noted if entry.get("side") == "generator"]
+    trainer = [entry for entry in noted if entry not in engine]
+    assert len(engine) >= 2 and trainer
+    assert {entry["dtype"] for entry in engine} == {"float32"}
+    assert all(entry["relative_error"] < 2e-5 for entry in engine)
+    assert "[scalerl_verl] FP32 head against float64: trainer off by" in first.log
+    metrics = _first_metrics(first)
+    # Before any update, by one forward more; then in every step, by the loss.
+    assert 0 <= metrics[1]["scalerl/mismatch/first_batch_log_ratio_abs_max"] < 1e-4
+    assert "scalerl/mismatch/first_batch_log_ratio_abs_max" not in metrics[3]
+    assert metrics[3]["scalerl/mismatch/ess_frac"] == pytest.approx(1, abs=1e-4)
+    assert metrics[3]["scalerl/mismatch/above_cap_frac"] == 0
+
+
 def test_step_with_equal_rewards_is_skipped_and_training_goes_on(first: VerlRun) -> None:
     metrics = _first_metrics(first)
     assert metrics[2]["scalerl/data/prompts_all_wrong_sum"] == NUM_PROMPTS
