@@ -3,8 +3,8 @@
 
 Tolerances. Log-probabilities: an FP32 sum over H <= 256 products and a log-sum-exp of values around 20 have errors of a
 few 1e-6. Gradients with FP32 operands: 1e-5 relative. 16-bit operands: the result is rounded to 8 bits (bf16: up to
-2^-8 = 3.9e-3 a number, 1.6e-3 root mean square), and on CUDA the gradient of the logits is so before its products, which
-over a few tokens may be one large term each: 5e-3.
+2^-8 = 3.9e-3 a number, 1.6e-3 root mean square), and on CUDA the gradient of the logits is so before its products,
+which over a few tokens may be one large term each: 5e-3.
 """
 
 from __future__ import annotations
