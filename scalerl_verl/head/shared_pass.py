@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head with forward and backward in one pass over the logits: three matrix products instead of four.
+
+Where the loss of a token is a known function of its own log-probability (CISPO: -sg(min(rho, eps_max)) A logp), its
+gradient is known as soon as the log-probability is, while the logits of the chunk still exist. The gradients of hidden
+states and weight are then made in forward. Backward checks that the loss that was really used agrees, and only scales.
+
+Shape legend: N tokens, H hidden size, V vocabulary, C tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from scalerl_verl.head.chunked import (
+    ALL,
+    HeadProducts,
+    active_tokens,
+    chunks,
+    default_chunk_rows,
+    part,
+    passes,
+    promote,
+)
+from scalerl_verl.head.functional import LogProbs, check_arguments
+
+TokenLoss = Callable[[torch.Tensor, slice], torch.Tensor]
+
+AGREEMENT = 1.0e-4
+"""Relative difference allowed between the gradient used in forward and the one that arrives: both are FP32 functions of
+the same log-probability (rounding 1e-7 a step); a different loss is off by far more."""
+
+
+class LossMismatchError(RuntimeError):
+    """The loss that was differentiated is not the token loss that the shared pass was told."""
+
+
+def shared_pass_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    token_loss: TokenLoss,
+    *,
+    temperature: float | torch.Tensor = 1.0,
+    chunk_rows: int | None = None,
+) -> LogProbs:
+    """Return what `linear_logprobs` returns, with the gradients of one known token loss made in the same pass.
+
+    The loss that is differentiated later must be `factor * sum_t token_loss_t` with one factor for all tokens (an
+    average, a loss scale); the factor need not be known here. Anything else, a term on the entropy included, raises in
+    backward: nothing is silently wrong.
+
+    Args:
+        hidden: last hidden states, [..., H] floating.
+        weight: head weight, [V, H] floating.
+        labels: token whose log-probability is asked for, [...] integer in [0, V).
+        token_loss: called with the log-probabilities of a chunk, [C] FP32 requiring gradients, and its slice of the
+            flattened tokens; returns the loss of each token, [C], a function of that token's log-probability alone.
+            A masked token's loss has gradient 0.
+        temperature: divisor of the logits, a number or [...].
+        chunk_rows: tokens whose logits exist at once.
+
+    Returns:
+        `LogProbs` of shape [...], FP32. `entropy` has no gradient.
+
+    Raises:
+        ValueError: as `linear_logprobs`; a token loss of another shape.
+        LossMismatchError: in backward, if the gradient that arrives is not the token loss's up to one factor.
+
+    Source: the gradient of J with respect to logp_t is a function of rho_t and A_t alone (arXiv 2510.13786, section 2).
+    """
+    check_arguments(hidden, weight, labels, temperature, chunk_rows)
+    shape = labels.shape
+    if isinstance(temperature, torch.Tensor):
+        temperature = temperature.expand(shape).reshape(-1).float()
+    hidden_NH, weight_VH = promote(hidden.reshape(-1, hidden.shape[-1]), weight)
+    logp_N, entropy_N = _SharedPass.apply(
+        hidden_NH,
+        weight_VH,
+        labels.reshape(-1).long(),
+        1.0 / temperature,
+        token_loss,
+        chunk_rows or default_chunk_rows(len(hidden_NH), len(weight_VH)),
+    )
+    return LogProbs(logp_N.view(shape), entropy_N.view(shape))
+
+
+class _SharedPass(torch.autograd.Function):
+    """Gradients up to one factor in forward; the check and the factor in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Any, weight_VH: Any, labels_N: Any, scale: Any, token_loss: TokenLoss, chunk_rows: int
+    ) -> Any:
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        dtype = torch.promote_types(hidden_NH.dtype, torch.float32)
+        logp_N, entropy_N, slope_N = torch.empty(3, len(hidden_NH), dtype=dtype, device=hidden_NH.device)
+        grad_hidden_NH = torch.zeros_like(hidden_NH) if need_hidden else None
+        total_VH = None
+        per_token: tuple[Any, ...]
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            head = HeadProducts(weight_VH)
+            for at in chunks(len(hidden_NH), chunk_rows):
+                logits_CV, per_token = head.logits(hidden_NH[at]), (labels_N[at], part(scale, at))
+                logp_N[at], lse_C, entropy_N[at] = passes(logits_CV).row_statistics(logits_CV, *per_token)
+                slope_N[at] = _slope(token_loss, logp_N[at], at)
+                kept_C = active_tokens(slope_N[at])
+                if not (need_hidden or need_weight) or not len(lse_C[kept_C]):
+                    continue
+                per_token = (*per_token, lse_C, entropy_N[at], slope_N[at], None)
+                grad_CV = passes(logits_CV).row_gradient(
+                    logits_CV[kept_C], *(part(values, kept_C) for values in per_token), head.grad_dtype
+                )
+                del logits_CV
+                if grad_hidden_NH is not None:
+                    _write_hidden_gradient(head, grad_CV, grad_hidden_NH[at], kept_C)
+                if need_weight:
+                    total_VH = head.add_weight_gradient(total_VH, grad_CV, hidden_NH[at][kept_C])
+                del grad_CV
+        if need_weight and total_VH is None:
+            total_VH = torch.zeros(weight_VH.shape, dtype=dtype, device=weight_VH.device)
+        ctx.save_for_backward(slope_N, grad_hidden_NH, total_VH)
+        ctx.weight_dtype = weight_VH.dtype
+        ctx.mark_non_differentiable(entropy_N)
+        return logp_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logp_N: Any, _: Any) -> Any:
+        slope_N, grad_hidden_NH, total_VH = ctx.saved_tensors
+        factor = _common_factor(grad_logp_N, slope_N)
+        if grad_hidden_NH is not None:
+            grad_hidden_NH = grad_hidden_NH * factor
+        grad_weight_VH = None
+        if total_VH is not None:
+            # One pass: scaled in FP32, rounded on the way out.
+            grad_weight_VH = torch.empty(total_VH.shape, dtype=ctx.weight_dtype, device=total_VH.device)
+            torch.mul(total_VH, factor, out=grad_weight_VH)
+        return grad_hidden_NH, grad_weight_VH, None, None, None, None
+
+
+def _slope(token_loss: TokenLoss, logp_C: torch.Tensor, at: slice) -> torch.Tensor:
+    """Return d token_loss / d logp of each token, [C]."""
+    with torch.enable_grad():
+        logp_C = logp_C.detach().requires_grad_()
+        loss_C = token_loss(logp_C, at)
+        if loss_C.shape != logp_C.shape:
+            raise ValueError(
+                f"token_loss returned {list(loss_C.shape)} for log-probabilities {list(logp_C.shape)}; it must return "
+                "the loss of each token, without reducing."
+            )
+        (slope_C,) = torch.autograd.grad(loss_C.sum(), logp_C)
+    return slope_C
+
+
+def _write_hidden_gradient(head: HeadProducts, grad_CV: torch.Tensor, out_CH: torch.Tensor, kept_C: Any) -> None:
+    """Write the gradient of the kept tokens' hidden states; the others keep 0."""
+    if kept_C is ALL:
+        head.hidden_gradient(grad_CV, out_CH)
+        return
+    kept_KH = out_CH.new_empty(len(grad_CV), out_CH.shape[1])
+    head.hidden_gradient(grad_CV, kept_KH)
+    out_CH.index_copy_(0, kept_C, kept_KH)
+
+
+def _common_factor(grad_logp_N: torch.Tensor, slope_N: torch.Tensor) -> float:
+    """Return the number f with grad = f * slope; raise `LossMismatchError` if there is none.
+
+    f is the least-squares one, in float64: no single rounded token decides it.
+    """
+    if not len(slope_N):
+        return 1.0
+    grad_N, slope_N = grad_logp_N.double(), slope_N.double()
+    factor = (grad_N @ slope_N) / (slope_N @ slope_N).clamp(min=torch.finfo(torch.float64).tiny)
+    expected_N = factor * slope_N
+    wrong_N = ~((grad_N - expected_N).abs() <= AGREEMENT * expected_N.abs())  # NaN is wrong
+    factor_value, num_wrong, at = torch.stack([factor, wrong_N.sum(), wrong_N.double().argmax()]).tolist()
+    if num_wrong:
+        raise LossMismatchError(
+            f"The shared pass made gradients for one token loss, but {int(num_wrong)} of {len(slope_N)} tokens arrive "
+            f"with a gradient that is not {factor_value:.6g} times that loss's: token {int(at)} has "
+            f"{grad_N[int(at)].item():.6g}, the token loss gives {slope_N[int(at)].item():.6g}. Use linear_logprobs "
+            "(impl_backend=fp32) for this loss, or give the shared pass the token loss that is trained."
+        )
+    return factor_value
