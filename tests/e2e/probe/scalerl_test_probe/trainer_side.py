@@ -34,6 +34,7 @@ def _changed(trainer: Any, changes: dict[str, Any]) -> Iterator[None]:
                 continue
             section, _, key = path.rpartition(".")
             OmegaConf.select(trainer.config, section).pop(key)
+    OmegaConf.resolve(trainer.config)
     if "data.sampler" in changes:
         # A run without it draws from the sampler that ours wraps.
         trainer.train_dataloader = SimpleNamespace(sampler=loader.sampler.base)
