@@ -42,7 +42,7 @@ def curriculum_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def overrides(data: Path, rollouts: Path) -> list[str]:
     return [
-        "+data.sampler.class_path=scalerl_verl.curriculum.NoPositiveResampling",
+        # The recipe's sampler, as every run here.
         f"data.train_files={data}",
         f"data.train_batch_size={BATCH}",
         "data.shuffle=True",
@@ -85,6 +85,7 @@ def resumed(first: VerlRun, run_verl: RunVerl, curriculum_data: Path) -> VerlRun
 
 def set_back(run: VerlRun) -> Path:
     """Make the run's folder that of one which died after its checkpoint; what it wrote is kept beside."""
+    assert run.code == 0, run.tail()
     folder = run.folder
     (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
     (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
