@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.launching import CPU_ENVIRONMENT, VerlRun, launch_verl, make_assets
-from tests.e2e.toggles import TOGGLES
+from tests.e2e.toggles import all_toggles
 
 RunVerl = Callable[..., VerlRun]
 NAMED = ("+scalerl=[recipe,cpu]", "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05")
@@ -53,9 +53,9 @@ def sync_inputs(assets: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def sync_run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """The recipe in verl's synchronous trainer: three steps, a checkpoint at the second, `TOGGLES` after the first."""
+    """The recipe in verl's synchronous trainer: three steps, a checkpoint at the second, toggles after the first."""
     toggles = tmp_path_factory.mktemp("toggles") / "toggles.json"
-    toggles.write_text(json.dumps(TOGGLES))
+    toggles.write_text(json.dumps(all_toggles()))
     return run_verl(
         "sync",
         *sync_inputs(tiny_assets),

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import json
+import os
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 _FIRST = re.compile(r"(\d+) of (\d+)")
@@ -32,3 +36,20 @@ def compute_score(
     else:
         right = ground_truth == "pass" or (ground_truth != "equal" and len(solution_str) % 2 == 0)
     return {"score": 1.0 if right else -1.0, "acc": float(right)}
+
+
+async def gated_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any], **_: object
+) -> dict[str, float]:
+    """The same, but a problem that the probe's gate lists has to wait: its group stays unfinished."""
+    gate = Path(os.environ["PROBE_DIR"], "gate.json")
+    while extra_info["index"] in _listed(gate):
+        await asyncio.sleep(0.05)
+    return compute_score(data_source, solution_str, ground_truth, extra_info)
+
+
+def _listed(gate: Path) -> list[int]:
+    try:
+        return json.loads(gate.read_text())
+    except FileNotFoundError:
+        return []

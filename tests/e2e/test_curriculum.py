@@ -42,7 +42,7 @@ def curriculum_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def overrides(data: Path, rollouts: Path) -> list[str]:
     return [
-        "+data.sampler.class_path=scalerl_verl.curriculum.NoPositiveResampling",
+        # The recipe's sampler, as every run here.
         f"data.train_files={data}",
         f"data.train_batch_size={BATCH}",
         "data.shuffle=True",
@@ -85,6 +85,7 @@ def resumed(first: VerlRun, run_verl: RunVerl, curriculum_data: Path) -> VerlRun
 
 def set_back(run: VerlRun) -> Path:
     """Make the run's folder that of one which died after its checkpoint; what it wrote is kept beside."""
+    assert run.code == 0, run.tail()
     folder = run.folder
     (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
     (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
@@ -163,6 +164,7 @@ def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
         "trainer.v1.separate_async.parameter_sync_step=2",
         "trainer.v1.sampler.max_off_policy_strategy=wait",
         "trainer.v1.sampler.max_off_policy_threshold=2",
+        "reward.custom_reward_function.name=gated_score",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // 2}",
     ]
 
@@ -171,16 +173,18 @@ def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
 def asynchronous(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     folder = tmp_path_factory.mktemp("curriculum-async")
     lines = asynchronous_overrides(curriculum_data, folder / "rollouts")
-    return run_verl("curriculum-async", *lines, folder=folder, env={"PROBE_PROMPTS": "1"})
+    probe = {"PROBE_PROMPTS": "1", "PROBE_GATE_STEP": str(SAVED)}
+    return run_verl("curriculum-async", *lines, folder=folder, env=probe)
 
 
 @pytest.fixture(scope="module")
 def asynchronous_resumed(asynchronous: VerlRun, run_verl: RunVerl, curriculum_data: Path) -> VerlRun:
-    """The same folder, continued from its checkpoint: when it was written, the generators had a batch of prompts."""
+    """The same folder, continued from its checkpoint: when it was written, a batch of prompts was unanswered."""
     folder = set_back(asynchronous)
     (folder / "weights-resumed").mkdir()
     lines = asynchronous_overrides(curriculum_data, folder / "rollouts-resumed")
-    probe = {"PROBE_PROMPTS": "1", "PROBE_DIR": str(folder / "weights-resumed")}
+    # verl says at INFO what it asks anew.
+    probe = {"PROBE_PROMPTS": "1", "PROBE_DIR": str(folder / "weights-resumed"), "VERL_LOGGING_LEVEL": "INFO"}
     return run_verl("curriculum-async-resumed", *lines, folder=folder, env=probe)
 
 
@@ -216,12 +220,13 @@ def test_asynchronous_run_loses_and_doubles_no_prompt_when_it_is_resumed(
         [line["uid"] for line in before + after if line["event"] == event] for event in ("handed out", "trained")
     )
     assert len(set(handed)) == len(handed) and len(set(trained)) == len(trained), "a prompt came twice"
-    assert set(trained) <= set(handed)
+    assert len(trained) == STEPS * BATCH and set(trained) <= set(handed)
     # One batch ahead, as at the start: the resumed run does not fetch another one on top of it.
     assert len(handed) - len(trained) == BATCH
     in_flight = {line["uid"] for line in before if line["event"] == "handed out"} - set(trained[: SAVED * BATCH])
     assert len(in_flight) == BATCH
     assert in_flight <= {line["uid"] for line in after if line["event"] == "trained"}
+    assert f"Re-issued {BATCH} in-flight prompts" in asynchronous_resumed.log
 
 
 def test_every_epoch_of_a_resumed_asynchronous_run_is_complete(

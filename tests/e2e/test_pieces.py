@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
-from tests.e2e.toggles import TOGGLES
+from tests.e2e.toggles import BASELINES, TOGGLES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -58,7 +58,7 @@ def replays(sync_run: VerlRun) -> Replays:
     """Toggle -> metrics; the last one is the run's own config."""
     assert sync_run.code == 0, sync_run.tail()
     found = json.loads((sync_run.folder / "weights" / "replay.json").read_text())
-    assert list(found) == [*TOGGLES, "the run's own"]
+    assert list(found) == [*TOGGLES, *BASELINES, "the run's own"]
     return {
         name: {key: value for key, value in metrics.items() if "perf/" not in key} for name, metrics in found.items()
     }
@@ -152,6 +152,25 @@ def test_gradient_is_scaled_by_what_the_batch_says(sync_run: VerlRun, toggle: st
 def test_gradient_takes_another_direction(sync_run: VerlRun, toggle: str) -> None:
     own, other = gradient(sync_run, "the run's own"), gradient(sync_run, toggle)
     assert distance(other / other.norm(), own / own.norm()) > 100 * FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("preset", BASELINES)
+def test_baseline_trains_on_the_same_batch_by_its_own_objective(
+    sync_run: VerlRun, replays: Replays, preset: str
+) -> None:
+    metrics = replays[preset]
+    assert metrics["actor/grad_norm"] > 0 and all(math.isfinite(value) for value in metrics.values())
+    assert not [name for name in metrics if name.startswith((*OUR_LOSS, CURRICULUM)) or name in ESTIMATOR]
+    own, mine = gradient(sync_run, "the run's own"), gradient(sync_run, preset)
+    assert distance(mine / mine.norm(), own / own.norm()) > 100 * FP32_TOLERANCE
+
+
+def test_no_two_baselines_train_alike(sync_run: VerlRun) -> None:
+    """No preset may turn out to be another one under a new name."""
+    gradients = {preset: gradient(sync_run, preset) for preset in BASELINES}
+    for number, one in enumerate(BASELINES):
+        for other in BASELINES[number + 1 :]:
+            assert distance(gradients[one], gradients[other]) > 100 * FP32_TOLERANCE, (one, other)
 
 
 def test_run_itself_goes_on_as_if_nothing_had_been_replayed(sync_run: VerlRun) -> None:

@@ -34,6 +34,7 @@ def _changed(trainer: Any, changes: dict[str, Any]) -> Iterator[None]:
                 continue
             section, _, key = path.rpartition(".")
             OmegaConf.select(trainer.config, section).pop(key)
+    OmegaConf.resolve(trainer.config)
     if "data.sampler" in changes:
         # A run without it draws from the sampler that ours wraps.
         trainer.train_dataloader = SimpleNamespace(sampler=loader.sampler.base)
@@ -97,7 +98,7 @@ def _note(**entry: Any) -> None:
 
 
 def _install_prompt_log(module: ModuleType) -> None:
-    submit, train = module.PPOTrainer._submit_batch_to_rollout, module.PPOTrainer._update_actor
+    submit, train = module.PPOTrainer._submit_batch_to_rollout, module.PPOTrainer._step_once
 
     @functools.wraps(submit)
     def _submit_batch_to_rollout(self: Any, batch: Any) -> Any:
@@ -106,15 +107,40 @@ def _install_prompt_log(module: ModuleType) -> None:
             _note(event="handed out", step=self.global_steps, uid=str(getattr(uid, "data", uid)), row=int(row))
         return submit(self, batch)
 
+    # Not _update_actor: a batch without any signal never gets there.
     @functools.wraps(train)
-    def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
+    def _step_once(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = train(self, *args, **kwargs)
         uids = {key.split("_")[0] for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")}
         for uid in sorted(uids):
             _note(event="trained", step=self.global_steps, uid=uid)
-        return train(self, batch, metrics)
+        return batch
 
     module.PPOTrainer._submit_batch_to_rollout = _submit_batch_to_rollout
-    module.PPOTrainer._update_actor = _update_actor
+    module.PPOTrainer._step_once = _step_once
+
+
+def _install_gate(module: ModuleType) -> None:
+    submit, save = module.PPOTrainer._submit_batch_to_rollout, module.PPOTrainer._save_checkpoint
+    gated_step = int(os.environ["PROBE_GATE_STEP"])
+
+    @functools.wraps(submit)
+    def _submit_batch_to_rollout(self: Any, batch: Any) -> Any:
+        if self.global_steps == gated_step:
+            rows = [int(getattr(info, "data", info)["index"]) for info in batch["extra_info"]]
+            scratch = _folder() / "gate.tmp"
+            scratch.write_text(json.dumps(rows))
+            scratch.rename(_folder() / "gate.json")
+        return submit(self, batch)
+
+    @functools.wraps(save)
+    def _save_checkpoint(self: Any) -> Any:
+        result = save(self)
+        (_folder() / "gate.json").unlink(missing_ok=True)
+        return result
+
+    module.PPOTrainer._submit_batch_to_rollout = _submit_batch_to_rollout
+    module.PPOTrainer._save_checkpoint = _save_checkpoint
 
 
 def _install_hold(module: ModuleType) -> None:
@@ -134,6 +160,7 @@ def _install_hold(module: ModuleType) -> None:
 for _variable, _install in {
     "PROBE_TOGGLES": _install_replay,
     "PROBE_PROMPTS": _install_prompt_log,
+    "PROBE_GATE_STEP": _install_gate,
     "PROBE_HOLD_STEP": _install_hold,
 }.items():
     if os.environ.get(_variable):
