@@ -29,15 +29,25 @@ _COLUMNS_AT_ONCE = 8192
 _LENGTHS = (5, 3)
 
 
+def check_model(model: Any, model_config: Any) -> None:
+    """Raise unless a model, complete but for its sharding, has the FP32 head that verl's model config asks for.
+
+    Raises:
+        HeadError: the head is not there, or an adapter sits on it.
+    """
+    backend = _backend(model_config)
+    if backend is not None:
+        _require_head(model, backend)
+
+
 def check_engine(engine: Any) -> None:
     """Raise unless the engine's model has the FP32 head that its config asks for; record what was measured.
 
     Raises:
         HeadError: the head is not ours, LoRA sits on it, or its numbers are not FP32.
     """
-    options = engine.model_config.fused_kernel_options or {}
-    backend = options.get("impl_backend")
-    if backend not in BACKENDS:
+    backend = _backend(engine.model_config)
+    if backend is None:
         return
     state = _require_head(engine.module, backend)
     measured: dict[str, Any] = {}
@@ -55,6 +65,11 @@ def check_engine(engine: Any) -> None:
             f"float64 ({measured['weight_dtype']} weights); FP32 stays within {measured['tolerance']:g}, bf16 logits "
             "and TF32 do not. Look for what else patches the output layer or the matrix products of this process."
         )
+
+
+def _backend(model_config: Any) -> str | None:
+    backend = (model_config.fused_kernel_options or {}).get("impl_backend")
+    return backend if backend in BACKENDS else None
 
 
 def _require_head(module: Any, backend: str) -> HeadState:

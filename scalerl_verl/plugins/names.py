@@ -22,9 +22,11 @@ _VALUES: dict[str, frozenset[str]] = {
     head_settings.BACKEND: frozenset(head_settings.BACKENDS),
     head_settings.HEAD_DTYPE: frozenset({head_settings.GENERATOR_DTYPE, "float"}),
 }
+OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping")
+"""Keys of ``algorithm.scalerl``."""
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
-    "algorithm": ("scalerl", "adv_norm", "zero_variance"),
+    "algorithm": ("scalerl", *OWN_KEYS),
     "trainer.v1.sampler": ("poll_interval",),
     "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),
 }

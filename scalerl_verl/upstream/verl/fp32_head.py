@@ -32,6 +32,17 @@ def _build_forward(original: Any, module: ModuleType) -> Any:
     return patch_forward_with_backends
 
 
+def _build_sharding(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def _build_fsdp_module(self: Any, model: Any) -> Any:
+        from scalerl_verl.plugins.head_check import check_model
+
+        check_model(model, self.model_config)
+        return original(self, model)
+
+    return _build_fsdp_module
+
+
 def _build_check(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def initialize(self: Any) -> Any:
@@ -76,6 +87,21 @@ SPECS = (
         distribution="verl",
         versions=_VERSIONS,
         sources=("86a549d0bfbd34f9dac786718ce06203938181097d8f1e71a068ed718338f376",),
+        when="named",
+        removal=_REMOVAL,
+        late_ok=True,
+    ),
+    PatchSpec(
+        name="verl.fp32_head.adapters",
+        module="verl.workers.engine.fsdp.transformer_impl",
+        target="FSDPEngine._build_fsdp_module",
+        build=_build_sharding,
+        kind="wrap",
+        why="An adapter on the output layer bypasses the head; FSDP2 cannot shard such a layer and says so in terms of "
+        "class layouts.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("924053b5bdcba34f697926662ebea6d37b5f018cce19d1bee60f8cbb6f0fcb36",),
         when="named",
         removal=_REMOVAL,
         late_ok=True,

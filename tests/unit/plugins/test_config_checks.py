@@ -7,7 +7,6 @@ import copy
 import functools
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +31,7 @@ from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.plugins.settings import PolicyLossSettings
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import ACTIVE_ENV, FORWARDED_ENV, PLATFORM_ENV
+from tests.recipe_modules import load_benchmark_module
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -121,6 +121,21 @@ def test_config_of_verl_alone_asks_for_nothing_of_ours() -> None:
 
 
 CORRECTION = "algorithm.rollout_correction"
+PIECES = {
+    "loss": f"{ACTOR}.policy_loss.loss_mode",
+    "aggregation": f"{ACTOR}.loss_agg_mode",
+    "normalisation": "algorithm.scalerl.adv_norm",
+    "filtering": "algorithm.scalerl.zero_variance",
+    "curriculum": "data.sampler.class_path",
+}
+LEAVE_ONE_OUT = {
+    "loss": [f"{PIECES['loss']}=vanilla", f"~{ACTOR}.policy_loss.eps_max"],
+    "aggregation": [f"{PIECES['aggregation']}=token-mean"],
+    "normalisation": [f"{PIECES['normalisation']}=prompt"],
+    "filtering": [f"{PIECES['filtering']}=keep"],
+    "curriculum": ["~data.sampler"],
+}
+"""Piece of the recipe -> a user's overrides that leave it out."""
 REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "misspelt loss": (
         "",
@@ -164,8 +179,8 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["algorithm.scalerl is read by the estimator scalerl only", "algorithm.adv_estimator=grpo"],
     ),
     "two filters of groups": (
-        "recipe",
-        {"algorithm.filter_groups.enable": True},
+        "advantage",
+        {"algorithm.filter_groups.enable": True, f"{ROLLOUT}.n": 4},
         ["algorithm.scalerl.zero_variance=drop", "algorithm.filter_groups.enable=True"],
     ),
     "group of one": ("recipe", {f"{ROLLOUT}.n": 1}, [f"{ROLLOUT}.n=1", "2 or more"]),
@@ -306,7 +321,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["data.sampler.class_path=scalerl_verl.curriculum.NoPositives does not exist", CLASS_PATH],
     ),
     "sampler options without the sampler": (
-        "recipe",
+        "cispo",
         {"data.sampler.threshold": 0.5},
         ["data.sampler=", "names no sampler", f"+data.sampler.class_path={CLASS_PATH}"],
     ),
@@ -417,6 +432,22 @@ def test_contradiction_is_refused_with_its_key(fault: str) -> None:
     assert len(problems) == 1, problems
     assert all(fragment in problems[0] for fragment in fragments), problems[0]
     assert asked_names(config), "a run that is refused for a name of ours must count as one of ours"
+
+
+def test_refill_in_the_recipe_is_refused_by_both_filters_it_competes_with() -> None:
+    problems = find_problems(changed("recipe", {"algorithm.filter_groups.enable": True}))
+    assert len(problems) == 2
+    assert "algorithm.scalerl.zero_variance=drop" in problems[0] and "data.sampler" in problems[1]
+
+
+def test_each_piece_of_the_recipe_can_be_left_out_by_overrides() -> None:
+    """Leave-one-out, each piece replaced by what verl does without it; the others stay as they are."""
+    recipe = compose_config("+scalerl=recipe")
+    for piece, overrides in LEAVE_ONE_OUT.items():
+        config = compose_config("+scalerl=recipe", *overrides)
+        assert find_problems(config) == [], piece
+        changes = {path for path in PIECES.values() if OmegaConf.select(config, path) != OmegaConf.select(recipe, path)}
+        assert changes == {PIECES[piece]}
 
 
 @pytest.mark.parametrize("strategy", ["megatron", "veomni", "torchtitan", "automodel"])
@@ -620,16 +651,8 @@ def test_prompt_average_is_refused_exactly_for_losses_it_would_not_be_exact_for(
     assert (find_problems(config) == []) is (scales and follows)
 
 
-def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from _flatten(value, f"{prefix}{key}.")
-    else:
-        yield prefix.removesuffix("."), node
-
-
 def _flat(config: DictConfig) -> dict[str, Any]:
-    return dict(_flatten(OmegaConf.to_container(config, resolve=False)))
+    return dict(load_benchmark_module("baselines").flatten(OmegaConf.to_container(config, resolve=False)))
 
 
 def test_presets_change_exactly_the_keys_on_the_golden_list() -> None:
