@@ -13,11 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from scalerl_verl import __version__
 from scalerl_verl.doctor_probe import MARK, ROLES
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
 from scalerl_verl.upstream.spec import PatchSpec, installed_version, version_allowed
 from scalerl_verl.upstream.table import SYMBOLS
+from scalerl_verl.upstream.vllm.head import NATIVE_SINCE
 
 _PACKAGES = ("torch", "ray", "transformers", "omegaconf", "hydra-core", "scipy", "tensordict", "TransferQueue")
 _NEEDED = ("torch", "ray", "transformers", "omegaconf", "hydra-core", "tensordict", "TransferQueue")
@@ -53,6 +56,7 @@ def run_doctor(processes: bool = True, run_dir: str | None = None) -> Report:
     """
     report = Report()
     _versions(report)
+    _generator_head(report)
     _entry_points(report)
     use_cpu = _machine(report)
     _symbols(report)
@@ -93,6 +97,15 @@ def _versions(report: Report) -> None:
             report.add(f"  {name} {version}")
     for name, why in _OPTIONAL.items():
         report.add(f"  {name} {_version(name) or 'not installed'} ({why})")
+
+
+def _generator_head(report: Report) -> None:
+    """Who computes an FP32 head in vLLM; whether it does is measured in every engine that is asked for one."""
+    version = installed_version("vllm")
+    if version is None:
+        return
+    whose = "vLLM's own" if Version(version) >= Version(NATIVE_SINCE) else "ours: this vLLM ignores the name"
+    report.add(f"  FP32 head in the generator (hf_overrides.head_dtype=float32): {whose}")
 
 
 def _entry_points(report: Report) -> None:
@@ -223,6 +236,12 @@ def _run_status(report: Report, folder: Path) -> None:
         refused = [name for name, patch in entry["patches"].items() if patch["status"] == "refused"]
         loaders = "+".join(entry["loaded_by"])
         report.add(f"  {entry['pid']:>8} {entry['title'][:60]:60} loaded by {loaders}, {applied} active")
+        for head in entry.get("fp32_head", []):
+            side = head.get("side", "trainer")
+            error = head["max_abs_error"] if side == "generator" else head["max_error"]
+            report.add(
+                f"           FP32 head ({side}): off by {error:.1e} from float64, {head['weight_dtype']} weights"
+            )
         for name in refused:
             report.trouble(f"process {entry['pid']}: patch {name} was refused")
         for head in entry.get("fp32_head", ()):
