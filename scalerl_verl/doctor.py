@@ -245,7 +245,19 @@ def _run_status(report: Report, folder: Path) -> None:
         for name in refused:
             report.trouble(f"process {entry['pid']}: patch {name} was refused")
         for head in entry.get("fp32_head", ()):
-            what = f"{head['backend']} ({'fused' if head['fused'] else 'logits'}, {head['weight_dtype']} weights)"
-            report.add(f"           FP32 head {what}: log-probs off by {head['max_error']:.1e} from float64")
-            if not head["max_error"] <= head["tolerance"]:
-                report.trouble(f"process {entry['pid']}: the FP32 head is off by more than {head['tolerance']:g}")
+            _run_head(report, entry["pid"], head)
+
+
+def _run_head(report: Report, pid: int, head: dict[str, Any]) -> None:
+    """Show what a process measured of its FP32 head when it started; one that failed has ended its run."""
+    if head.get("side") == "generator":
+        error, unit = head["relative_error"], "of their size"
+        what = f"generator, {head['dtype']} logits from {head['weight_dtype']} weights"
+    else:
+        error, unit = head["max_error"], "in log-probs"
+        form = "fused" if head["fused"] else "logits"
+        what = f"trainer, {head['backend']} ({form}) from {head['weight_dtype']} weights"
+    report.add(f"  {pid:>8} FP32 head: {what}: off by {error:.1e} {unit} from float64")
+    allowed = head.get("tolerance")
+    if allowed is not None and not error <= allowed:
+        report.trouble(f"process {pid}: the FP32 head is off by {error:.1e}, more than {allowed:g}")
