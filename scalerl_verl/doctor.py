@@ -236,12 +236,6 @@ def _run_status(report: Report, folder: Path) -> None:
         refused = [name for name, patch in entry["patches"].items() if patch["status"] == "refused"]
         loaders = "+".join(entry["loaded_by"])
         report.add(f"  {entry['pid']:>8} {entry['title'][:60]:60} loaded by {loaders}, {applied} active")
-        for head in entry.get("fp32_head", []):
-            side = head.get("side", "trainer")
-            error = head["max_abs_error"] if side == "generator" else head["max_error"]
-            report.add(
-                f"           FP32 head ({side}): off by {error:.1e} from float64, {head['weight_dtype']} weights"
-            )
         for name in refused:
             report.trouble(f"process {entry['pid']}: patch {name} was refused")
         for head in entry.get("fp32_head", ()):

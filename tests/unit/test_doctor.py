@@ -273,13 +273,3 @@ def test_says_who_computes_the_generators_fp32_head(monkeypatch: pytest.MonkeyPa
     replace_versions(monkeypatch, vllm=version)
     (line,) = [line for line in run_doctor(processes=False).lines if "FP32 head in the generator" in line]
     assert whose in line
-
-
-def test_shows_what_each_process_of_a_run_measured_of_its_head(tmp_path: Path) -> None:
-    trainer = {"backend": "fp32", "weight_dtype": "float32", "max_error": 2e-6}
-    generator = {"side": "generator", "weight_dtype": "bfloat16", "max_abs_error": 4e-6}
-    entry = {**status.process_status(), "fp32_head": [trainer, generator]}
-    (tmp_path / "1.json").write_text(json.dumps(entry))
-    text = "\n".join(run_doctor(processes=False, run_dir=str(tmp_path)).lines)
-    assert "FP32 head (trainer): off by 2.0e-06 from float64, float32 weights" in text
-    assert "FP32 head (generator): off by 4.0e-06 from float64, bfloat16 weights" in text

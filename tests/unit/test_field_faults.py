@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the field in policy losses, weighting and filtering: each has a test that fails if the fault returns.
+"""Faults of the field in losses, weighting, filtering and the generator's FP32 head: each has a test that fails if the fault returns.
 
 The table is the index from a fault, as public trackers report it, to its tests; what it names must exist.
 """
@@ -13,6 +13,8 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 CHECKS = "unit/plugins/test_config_checks.py"
+PROBE = "unit/plugins/test_generator_probe.py"
+ENGINE = "e2e/test_generator_head.py::test_log_probs_are_those_of_float64_and_follow_the_weights"
 
 # Fault -> tests, as file::function or file::key of the table of refused configurations.
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -71,6 +73,30 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "a response mask of False only: metrics crash": (
         "unit/losses/test_cispo.py::test_all_false_mask_gives_neutral_metrics_and_zero_loss",
         "unit/losses/test_aggregation.py::test_all_false_mask_gives_zero_not_nan",
+    ),
+    "padded vocabulary, top-p and processed log-probs: NaN": (ENGINE,),
+    "weights synced into the generator, a cached FP32 copy serves the old head": (
+        ENGINE,
+        f"{PROBE}::test_replacement_is_fp32_and_keeps_no_copy_of_the_weight",
+    ),
+    "tied embedding updated alone: a cloned head is stale": (ENGINE,),
+    "LoRA in the generator bypasses the FP32 head": (
+        f"{PROBE}::test_what_the_older_layer_does_not_cover_is_refused",
+        f"{PROBE}::test_a_lora_layer_is_measured_by_what_it_wraps",
+    ),
+    "FP32 in the trainer or the generator only": (
+        "unit/plugins/test_head_agreement.py::test_one_sided_head_is_found_with_its_numbers",
+        "faults/test_fp32_head.py::test_fault_fp32_on_one_side_only",
+    ),
+    "flag of the head read outside of the engine's context, or ignored: no effect, no word": (
+        f"{PROBE}::test_bf16_head_is_refused_with_its_numbers",
+        "e2e/test_sync.py::test_fp32_head_is_active_on_both_sides_and_compared_before_training",
+    ),
+    "TF32 allowed in the engine: FP32 logits of 10 bits": (
+        f"{PROBE}::test_tf32_operands_are_refused_though_the_logits_are_fp32",
+    ),
+    "sleep and wake-up of the engine: a stale head": (
+        "gpu/test_vllm_head.py::test_head_follows_after_sleep_and_wake_up",
     ),
 }
 
