@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the field in losses, weighting, filtering and the generator's head: each has a test that fails if it returns.
+"""Faults of the field in losses, weighting, filtering and the generator's head: each has a test that fails with it.
 
 The table is the index from a fault, as public trackers report it, to its tests; what it names must exist.
 """
