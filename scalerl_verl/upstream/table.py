@@ -6,6 +6,7 @@ from __future__ import annotations
 from scalerl_verl.upstream.spec import PatchSpec
 from scalerl_verl.upstream.verl import (
     bypass_mode,
+    compute,
     cpu,
     curriculum,
     prompt_mean,
@@ -21,6 +22,7 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *bypass_mode.SPECS,
     *prompt_mean.SPECS,
     *training_step.SPECS,
+    *compute.SPECS,
     *curriculum.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,

@@ -15,6 +15,7 @@ _VERSIONS = ">=0.9.0,<0.10"
 def _build_step(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
+        from scalerl_verl.plugins.compute import count_batch
         from scalerl_verl.plugins.curriculum import find_sampler, record_visits
         from scalerl_verl.plugins.training_step import advantage_step
 
@@ -24,6 +25,7 @@ def _build_step(original: Any, module: ModuleType) -> Any:
             result = original(self, batch, metrics)
         if sampler is not None:
             record_visits(sampler, batch, step)
+        count_batch(self, batch, step)
         self._scalerl_step = step
         return result
 
@@ -44,15 +46,20 @@ def _build_advantage(original: Any, module: ModuleType) -> Any:
 def _build_update(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
+        from scalerl_verl.plugins.compute import count_update
+
         step = getattr(self, "_scalerl_step", None)
         if step is None or not step.uses_names:
-            return original(self, batch, metrics)
+            updated = original(self, batch, metrics)
+            count_update(self, updated, step)
+            return updated
         if step.nothing_trains:
             # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
             metrics["scalerl/data/skipped_updates_sum"] = 1.0
             return batch
         metrics["scalerl/data/skipped_updates_sum"] = 0.0
         batch = original(self, batch, metrics)
+        count_update(self, batch, step)
         for name in [name for name in metrics if name.startswith("actor/scalerl/")]:
             metrics[name.removeprefix("actor/")] = metrics.pop(name)
         return batch
