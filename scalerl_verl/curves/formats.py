@@ -52,7 +52,9 @@ def read_jsonl(path: Path) -> list[Segment]:
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
     return {
-        name: float(value) for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 

@@ -46,7 +46,9 @@ class RunLog:
         return {step: self.steps[step][name] for step in sorted(self.steps) if name in self.steps[step]}
 
 
-def split_attempts(rows: Iterable[tuple[int, dict[str, float]]], source: str, began: float | None = None) -> list[Segment]:
+def split_attempts(
+    rows: Iterable[tuple[int, dict[str, float]]], source: str, began: float | None = None
+) -> list[Segment]:
     """Rows of one log in the order they were written; where the step falls, another attempt had begun."""
     segments: list[Segment] = []
     last = None

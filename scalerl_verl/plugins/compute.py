@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from scalerl_verl.plugins.names import asked_names, select
 from scalerl_verl.plugins.training_step import AdvantageStep
 from scalerl_verl.scaling.forecast import forecast_metrics
-from scalerl_verl.scaling.ledger import ComputeLedger, ValidationPoint, to_metrics
+from scalerl_verl.scaling.ledger import ComputeLedger, ValidationPoint
 from scalerl_verl.scaling.validation import choose_passes, measure_pass_rate
 from scalerl_verl.upstream.activation import PLATFORM_ENV
 
@@ -135,15 +135,19 @@ def find_flops_counter(config: DictConfig) -> Any:
     return lambda seqlens: TERA * float(estimate(hf_config, sum(seqlens), seqlens, 1.0, **extra))
 
 
+def start_ledger(trainer: Any) -> RunLedger | None:
+    """The ledger of a verl trainer, its clock started by the first call.
+
+    None in a run that uses none of our names: the CPU platform alone is none.
+    """
+    if find_ledger(trainer) is None and set(asked_names(trainer.config)) - {PLATFORM_ENV}:
+        trainer._scalerl_ledger = RunLedger(trainer.config, count_gpus(trainer.config))
+    return find_ledger(trainer)
+
+
 def find_ledger(trainer: Any) -> RunLedger | None:
-    """The ledger of a verl trainer; None in a run that uses none of our names (the CPU platform alone is none)."""
-    config = getattr(trainer, "config", None)
-    if not isinstance(config, DictConfig):
-        return None
-    ledger = getattr(trainer, "_scalerl_ledger", None)
-    if ledger is None and set(asked_names(config)) - {PLATFORM_ENV}:
-        ledger = trainer._scalerl_ledger = RunLedger(config, count_gpus(config))
-    return ledger
+    """The ledger that `start_ledger` gave a trainer, if any."""
+    return getattr(trainer, "_scalerl_ledger", None)
 
 
 def count_gpus(config: DictConfig) -> int:
@@ -259,17 +263,3 @@ def resumed_folder(trainer: Any) -> str | None:
     if trainer_config.resume_mode == "resume_path":
         return os.path.abspath(trainer_config.resume_from_path)
     return os.path.join(os.path.abspath(trainer_config.default_local_dir), f"global_step_{trainer.global_steps}")
-
-
-__all__ = [
-    "RunLedger",
-    "begin_validation",
-    "count_batch",
-    "count_update",
-    "end_validation",
-    "find_ledger",
-    "log_step",
-    "note_samples",
-    "resumed_folder",
-    "to_metrics",
-]

@@ -159,7 +159,9 @@ def _bounds_met(fit: CurveFit, low: np.ndarray, high: np.ndarray) -> tuple[str, 
         place = math.log(value)
         if place <= low[column] + 1e-6 or (name == "C_mid" and place >= high[column] - 1e-6):
             ends = np.exp([low[column], high[column]])
-            met.append(f"the best {name}, {value:.4g}, lies on the edge of its bounds ({ends[0]:.4g} to {ends[1]:.4g}).")
+            met.append(
+                f"the best {name}, {value:.4g}, lies on the edge of its bounds ({ends[0]:.4g} to {ends[1]:.4g})."
+            )
     return tuple(met)
 
 
@@ -194,9 +196,7 @@ def _fit_by_grid(
     num_parameters = 3 + (R0 is None)
     # The table is unweighted, as the paper's fit is; a known variance is that of an average point.
     plain = None if variance is None or points.stderr is None else float(np.mean(points.stderr**2))
-    limit = best.sse + float(
-        profile.allowed_excess(np.array([best.sse]), len(points), num_parameters, level, plain)[0]
-    )
+    limit = best.sse + float(profile.allowed_excess(np.array([best.sse]), len(points), num_parameters, level, plain)[0])
     i, j = np.nonzero(best.sums_AC <= limit)
     weighted = paper_grid.sum_squares(
         points.compute, points.score, points.weights(), best.A, best.B, best.C_mid, best.R0

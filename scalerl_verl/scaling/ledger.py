@@ -104,7 +104,11 @@ class ComputeLedger:
         return self.totals
 
     def add(
-        self, generated_tokens: int = 0, trained_tokens: int = 0, model_flops: float | None = 0.0, steps: int | None = None
+        self,
+        generated_tokens: int = 0,
+        trained_tokens: int = 0,
+        model_flops: float | None = 0.0,
+        steps: int | None = None,
     ) -> None:
         """Count work; `steps` is the number of the training step, not an increment."""
         old = self.totals

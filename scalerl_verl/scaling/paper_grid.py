@@ -122,7 +122,9 @@ def search(compute: Array, score: Array, R0: float | None, grid: Grid | None = N
     num = min(NUM_FINISHED, sums_AC.size)
     cells = np.argpartition(sums_AC, num - 1, axis=None)[:num]
     i, j = np.unravel_index(cells, sums_AC.shape)
-    start = np.stack([values_A[i], log_B_AC[i, j], log_C[j], _bottom(problems, values_A[i], log_B_AC[i, j], log_C[j], R0)])
+    start = np.stack(
+        [values_A[i], log_B_AC[i, j], log_C[j], _bottom(problems, values_A[i], log_B_AC[i, j], log_C[j], R0)]
+    )
     rows = np.zeros(len(cells), dtype=int)
     theta, sums = solver.minimise(problems.take(rows), start.T, np.array([False, True, False, R0 is None]))
     sums_AC[i, j], log_B_AC[i, j] = sums, theta[:, solver.LOG_B]

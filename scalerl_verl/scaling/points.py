@@ -157,4 +157,6 @@ def _check_values(compute: Array, score: Array, stderr: Array | None) -> None:
             "point for each value, or average their scores.",
         )
     if stderr is not None and not (np.isfinite(stderr).all() and (stderr >= 0).all()):
-        raise FitRefused("bad_stderr", "stderr holds a negative value, a NaN or an infinity; correct it or leave it out.")
+        raise FitRefused(
+            "bad_stderr", "stderr holds a negative value, a NaN or an infinity; correct it or leave it out."
+        )

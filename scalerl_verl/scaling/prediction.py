@@ -123,7 +123,9 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
         upper = np.where(np.isnan(strong[active]), PULLS[1], strong[active])
         inner = np.where(np.isnan(strong[active]), there, np.clip(there, weak[active] + 1e-3, upper - 1e-3))
         between = (inner <= weak[active]) | (inner >= upper)
-        pull[active] = np.where(between & ~np.isnan(strong[active]), (weak[active] + upper) / 2, np.minimum(inner, upper))
+        pull[active] = np.where(
+            between & ~np.isnan(strong[active]), (weak[active] + upper) / 2, np.minimum(inner, upper)
+        )
         active = active[~done]
         if not len(active):
             break
@@ -183,7 +185,9 @@ def compute_to_reach(fit: CurveFit, score: float) -> Reach:
     first, last = fit.points.compute[0], fit.points.compute[-1]
     grid = np.geomspace(first / 10, last * 1000, 90)
     predicted = predict(fit, grid)
-    return Reach(score, centre, _crossing(grid, predicted.high, score), _crossing(grid, predicted.low, score), fit.level)
+    return Reach(
+        score, centre, _crossing(grid, predicted.high, score), _crossing(grid, predicted.low, score), fit.level
+    )
 
 
 def _crossing(grid: Array, values: Array, level: float) -> float:

@@ -84,7 +84,9 @@ def fit_logistic(points: Points, R0: float | None) -> RivalFit:
 
     starts = [np.array([k, c]) for k in np.log([1.0, 4.0, 16.0, 64.0]) for c in (-0.2, 0.0, 0.2, 0.5, 1.0, 2.0)]
     begin = min(starts, key=residuals_sum)
-    found = minimize(residuals_sum, begin, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-12, "maxiter": 600})
+    found = minimize(
+        residuals_sum, begin, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-12, "maxiter": 600}
+    )
     A, bottom, sse = solve(found.x)
     return RivalFit(
         "logistic", A, {"k": float(np.exp(found.x[0]) / span), "C_mid": float(found.x[1] * span), "R0": bottom}, sse
@@ -146,7 +148,9 @@ def _solve_two(points: Points, u: Array, v: Array, highest: float) -> tuple[floa
         candidates.append((a, max((yv - a * uv) / max(vv, 1e-300), 0.0)))
     candidates.append((min(max(yu / max(uu, 1e-300), 0.0), highest), 0.0))
     inside = [(a, b) for a, b in candidates if 0 <= a <= highest and b >= 0]
-    return min(((float(a), float(b), float((w * (y - a * u - b * v) ** 2).sum())) for a, b in inside), key=lambda t: t[2])
+    return min(
+        ((float(a), float(b), float((w * (y - a * u - b * v) ** 2).sum())) for a, b in inside), key=lambda t: t[2]
+    )
 
 
 def _search_one(solve, low: float, high: float) -> tuple[float, float, float, float]:  # type: ignore[no-untyped-def]

@@ -126,11 +126,13 @@ def _edges(fit: CurveFit, at_bounds: tuple[str, ...]) -> list[Trouble]:
             )
             found.append(Trouble("non_saturating", text))
         else:
-            found.append(Trouble("at_edge", f"the best ceiling, {fit.A:.3f}, lies on the edge of what a pass rate can be."))
+            found.append(
+                Trouble("at_edge", f"the best ceiling, {fit.A:.3f}, lies on the edge of what a pass rate can be.")
+            )
     elif fit.A_interval[1] >= 1 - A_EDGE:
         text = (
-            f"ceilings from {fit.A_interval[0]:.2f} up to 1 fit about equally well: the data show no ceiling; train longer "
-            "or evaluate on more problems."
+            f"ceilings from {fit.A_interval[0]:.2f} up to 1 fit about equally well: the data show no ceiling; train "
+            "longer or evaluate on more problems."
         )
         found.append(Trouble("non_saturating", text))
     found += [Trouble("at_edge", text) for text in at_bounds]
@@ -139,12 +141,13 @@ def _edges(fit: CurveFit, at_bounds: tuple[str, ...]) -> list[Trouble]:
 
 def _window(fit: CurveFit) -> Trouble | None:
     last = fit.points.compute[-1]
-    if last >= NEAR_C_MID * fit.C_mid:
+    farthest = max(NEAR_C_MID * fit.C_mid, fit.C_mid_interval[1])
+    if last >= farthest:
         return None
     return Trouble(
         "window_ends_near_C_mid",
-        f"the window ends at {last:.4g}, C_mid is {fit.C_mid:.4g}: before about {NEAR_C_MID} C_mid a high ceiling reached "
-        "slowly and a low one reached soon look alike; train longer.",
+        f"the window ends at {last:.4g} and C_mid, {fit.C_mid:.4g}, may lie as far as {fit.C_mid_interval[1]:.4g}: before "
+        f"about {NEAR_C_MID} C_mid a high ceiling reached slowly and a low one reached soon look alike; train longer.",
     )
 
 
@@ -181,5 +184,6 @@ def _early_regime(fit: CurveFit, late: tuple[CurveFit, int] | None) -> Trouble |
     return Trouble(
         "early_regime",
         f"the {num_early} points below compute {later.points.compute[0]:.4g} follow another curve: without them A is "
-        f"{later.A:.3f} instead of {fit.A:.3f}; leave the early regime out (warm-up cut {later.points.compute[0]:.4g}).",
+        f"{later.A:.3f} instead of {fit.A:.3f}; leave the early regime out (warm-up cut "
+        f"{later.points.compute[0]:.4g}).",
     )

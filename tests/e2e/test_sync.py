@@ -196,7 +196,11 @@ def test_logs_of_every_tracker_hold_the_same_curve(first: VerlRun, resumed: Verl
     """The JSONL, TensorBoard and W&B files of the first attempt, and both attempts joined."""
     folder = first.folder
     expected = _first_metrics(first)
-    for source in (folder / "metrics.first.jsonl", folder / "tensorboard", next((folder / "wandb").glob("offline-run-*"))):
+    for source in (
+        folder / "metrics.first.jsonl",
+        folder / "tensorboard",
+        next((folder / "wandb").glob("offline-run-*")),
+    ):
         run = read_run([source])
         curve = choose_curve(run, x="tokens")
         assert curve.steps == (2, 3), source

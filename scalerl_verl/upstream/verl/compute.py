@@ -18,9 +18,9 @@ _REMOVAL = "verl has trainer callbacks for start, step end, validation end and c
 def _build_init(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def init(self: Any) -> Any:
-        from scalerl_verl.plugins.compute import find_ledger
+        from scalerl_verl.plugins.compute import start_ledger
 
-        find_ledger(self)  # starts the clock: GPUs are held from here on
+        start_ledger(self)  # starts the clock: GPUs are held from here on
         return original(self)
 
     return init
@@ -29,10 +29,10 @@ def _build_init(original: Any, module: ModuleType) -> Any:
 def _build_load(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _load_checkpoint(self: Any) -> Any:
-        from scalerl_verl.plugins.compute import find_ledger, resumed_folder
+        from scalerl_verl.plugins.compute import resumed_folder, start_ledger
 
         result = original(self)
-        ledger = find_ledger(self)
+        ledger = start_ledger(self)
         if ledger is not None:
             ledger.restore(resumed_folder(self))
         return result
@@ -141,8 +141,8 @@ SPECS = (
         "save",
         "_save_checkpoint",
         _build_save,
-        "The count must be in the folder before verl marks the checkpoint as the latest; its on_save callback comes after "
-        "that, and is the user's.",
+        "The count must be in the folder before verl marks the checkpoint as the latest; its on_save callback comes "
+        "after that, and is the user's.",
         "8b4e2c0174d5cc8f831d980f333fc08584686cb2e6074c8d465c183d54a61d45",
     ),
     _spec(
