@@ -63,6 +63,9 @@ def read_curves(options: argparse.Namespace) -> dict[str, Curve]:
     names = options.names or [None] * len(groups)
     if len(names) != len(groups):
         raise ReadError(f"--names has {len(names)} names for {len(groups)} run(s)")
+    places = [Path(path).resolve() for path in options.runs]
+    if len(set(places)) < len(places):
+        raise ReadError(f"{max(places, key=places.count)} is given twice")
     curves: dict[str, Curve] = {}
     for group, name in zip(groups, names, strict=True):
         curve = choose_curve(read_run(group, name), options.x, options.y)

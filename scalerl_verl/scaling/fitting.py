@@ -206,9 +206,9 @@ def _fit_by_grid(
         best.B,
         best.C_mid,
         best.R0,
-        (float(grid.A[i.min()]), float(grid.A[i.max()])),
+        _widen(grid.A, i),
         (float(best.B_AC[i, j].min()), float(best.B_AC[i, j].max())),
-        (float(grid.C_mid[j.min()]), float(grid.C_mid[j.max()])),
+        _widen(grid.C_mid, j),
         None,
         level,
         weighted,
@@ -222,6 +222,11 @@ def _fit_by_grid(
         best,
     )
     return fit, _edges_met(fit, grid)
+
+
+def _widen(values: np.ndarray, inside: np.ndarray) -> Interval:
+    """From the last value below to the first above those that fit: between them the grid says nothing."""
+    return float(values[max(inside.min() - 1, 0)]), float(values[min(inside.max() + 1, len(values) - 1)])
 
 
 def _edges_met(fit: CurveFit, grid: Grid) -> tuple[str, ...]:

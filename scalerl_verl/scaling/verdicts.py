@@ -19,7 +19,7 @@ FEW_POINTS = 4  # beyond the parameters
 A_EDGE = 0.0025
 EARLY_SHARE = 0.15  # of the last compute: the early regime of the paper is 1.5k of 16k GPU-hours
 EARLY_MIN_P = 1e-3
-EARLY_MIN_SHIFT = 0.02  # of A: the paper's tie
+EARLY_MIN_SHIFT = 0.01  # of A: half the paper's tie
 DROP_SIGMAS = 4.5
 MIN_DROP = 0.01
 
