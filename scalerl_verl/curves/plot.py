@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures like the paper's: points, fit, dashed extrapolation, interval band, shaded fit window, logarithmic compute."""
+"""Pictures like the paper's: points, fit, dashed extrapolation, interval band, shaded fit window, log compute."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ def read_run(paths: Sequence[str | Path], name: str | None = None) -> RunLog:
     """Read one run; several files or folders are attempts at it and are joined.
 
     Args:
-        paths: files (JSONL of verl's file logger, `events.out.tfevents.*`, `*.wandb`, CSV, Parquet) or folders with such
-            files: of several kinds in a folder the first in this order counts, they hold the same.
+        paths: files (JSONL of verl's file logger, `events.out.tfevents.*`, `*.wandb`, CSV, Parquet) or folders with
+            such files: of several kinds in a folder the first in this order counts, they hold the same.
         name: of the run; by default that of the first path.
 
     Raises:
@@ -66,8 +66,8 @@ def find_logs(folder: Path) -> list[Path]:
         if found:
             return found
     raise ReadError(
-        f"{folder} holds no log: expected *.jsonl of verl's file logger (trainer.logger=[file], VERL_FILE_LOGGER_PATH), "
-        "events.out.tfevents.*, run-*.wandb, *.csv or *.parquet"
+        f"{folder} holds no log: expected *.jsonl of verl's file logger (trainer.logger=[file], "
+        "VERL_FILE_LOGGER_PATH), events.out.tfevents.*, run-*.wandb, *.csv or *.parquet"
     )
 
 
@@ -89,7 +89,8 @@ def _read_log(path: Path) -> list[Segment]:
     if path.suffix in (".jsonl", ".json"):
         return formats.read_jsonl(path)
     raise ReadError(
-        f"{path}: unknown kind of file; give *.jsonl (verl's file logger), events.out.tfevents.*, *.wandb, *.csv or *.parquet"
+        f"{path}: unknown kind of file; give *.jsonl (verl's file logger), events.out.tfevents.*, *.wandb, *.csv "
+        "or *.parquet"
     )
 
 

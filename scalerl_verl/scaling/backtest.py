@@ -79,8 +79,8 @@ def _forecast(points: Points, R0: float | None, share: float, level: float, erro
     nothing = float("nan")
     try:
         fit = fit_points(fitted, R0=R0, level=level, errors=errors)
-    except FitRefused as error:
-        return Forecast(share, len(fitted), len(later), nothing, nothing, nothing, nothing, level, None, str(error))
+    except FitRefused as refusal:
+        return Forecast(share, len(fitted), len(later), nothing, nothing, nothing, nothing, level, None, str(refusal))
     predicted = predict(fit, later.compute)
     low, high = add_noise(fit, predicted, later.stderr)
     error = predicted.score - later.score

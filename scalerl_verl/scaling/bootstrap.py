@@ -102,7 +102,8 @@ def bootstrap(
     ends = np.percentile(everything, [tail, 100 - tail], axis=0)
     natural = [ends[:, 0], np.exp(ends[:, 1]), np.exp(ends[:, 2])]
     intervals = [(float(low), float(high)) for low, high in natural]
-    return Bootstrap(kind, num_resamples, block, fit.level, *intervals, everything)
+    of_A, of_B, of_C_mid = intervals
+    return Bootstrap(kind, num_resamples, block, fit.level, of_A, of_B, of_C_mid, everything)
 
 
 def _draw_points(fit: CurveFit, block: int, rng: np.random.Generator) -> Callable[[int], Array]:

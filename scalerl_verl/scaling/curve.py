@@ -6,6 +6,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Rows = NDArray[np.integer]
 
 
 def sigmoid(

@@ -54,8 +54,8 @@ class Totals:
 class ValidationPoint:
     """One validation: what its weights had cost and how they did.
 
-    pass_rate: mean over prompts of their mean over generations. stderr: its standard error over prompts, which holds the
-    scatter of generations too. num_prompts, num_generations: how many of each (generations in all).
+    pass_rate: mean over prompts of their mean over generations. stderr: its standard error over prompts, which holds
+    the scatter of generations too. num_prompts, num_generations: how many of each (generations in all).
     """
 
     totals: Totals

@@ -29,8 +29,8 @@ NUM_FINISHED = 48
 class Grid:
     """Values of A and C_mid to try, ascending; the default is the paper's (C_mid in GPU-hours).
 
-    The C_mid values in the paper's tables lie on `linspace(100, 4000, 100)` and `linspace(4000, 40000, 100)`, not on one
-    linear grid up to 40,000: give the union to land on them.
+    The C_mid values in the paper's tables lie on `linspace(100, 4000, 100)` and `linspace(4000, 40000, 100)`, not on
+    one linear grid up to 40,000: give the union to land on them.
     """
 
     A: Array = field(default_factory=lambda: np.round(np.arange(0.450, 0.8001, 0.005), 3))
@@ -50,7 +50,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class GridFit:
-    """The best cell: its parameters, sum of squares, and per-cell table [A, C_mid] of the least sum of squares and its B.
+    """The best cell: its parameters, sum of squares, and a table [A, C_mid] of the least sum of squares and its B.
 
     `sums_AC` and `B_AC` are NaN where no B > 0 fits (`search_literally`) or A <= R0.
     """
@@ -86,8 +86,8 @@ def search_literally(compute: Array, score: Array, R0: float, grid: Grid | None 
                 B_AC[i, j] = B
     if np.isnan(sums_AC).all():
         raise ValueError(f"no cell of the grid fits: every A is at or below R0={R0:g}, or no B converged")
-    i, j = np.unravel_index(np.nanargmin(sums_AC), sums_AC.shape)
-    return GridFit(grid.A[i], B_AC[i, j], grid.C_mid[j], R0, float(sums_AC[i, j]), sums_AC, B_AC)
+    a, c = np.unravel_index(np.nanargmin(sums_AC), sums_AC.shape)
+    return GridFit(grid.A[a], B_AC[a, c], grid.C_mid[c], R0, float(sums_AC[a, c]), sums_AC, B_AC)
 
 
 def _make_curve(A: float, C_mid: float, R0: float) -> Callable[[Array, float], Array]:
@@ -131,7 +131,7 @@ def search(compute: Array, score: Array, R0: float | None, grid: Grid | None = N
     best = int(sums.argmin())
     skipped = len(grid.A) - len(values_A)
     padding = np.full((skipped, len(log_C)), np.nan)
-    A, b, m, bottom = theta[best]
+    A, b, _, bottom = theta[best]
     return GridFit(
         float(A),
         float(np.exp(b)),

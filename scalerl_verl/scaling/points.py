@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_verl.scaling.curve import Array
+from scalerl_verl.scaling.curve import Array, Mask
 
 MIN_STDERR_SHARE = 0.1
 """A standard error below this share of the median one is raised to it: a lucky 0 must not outweigh all other points."""
@@ -78,7 +78,7 @@ class Points:
         floor = MIN_STDERR_SHARE * float(np.median(self.stderr[self.stderr > 0]))
         return float(1 / np.mean(1 / np.maximum(self.stderr, floor) ** 2))
 
-    def select(self, keep: Array) -> Points:
+    def select(self, keep: Mask) -> Points:
         """The points where the boolean array `keep` is true."""
         return Points(
             self.compute[keep],

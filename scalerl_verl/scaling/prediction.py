@@ -11,7 +11,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from scalerl_verl.scaling import solver
-from scalerl_verl.scaling.curve import Array, invert, rise
+from scalerl_verl.scaling.curve import Array, Mask, invert, rise
 from scalerl_verl.scaling.fitting import pose
 from scalerl_verl.scaling.profile import allowed_excess
 from scalerl_verl.scaling.result import CurveFit, Interval
@@ -50,7 +50,7 @@ class Gain:
     """What going on from `start` to `stop` is worth.
 
     gain: expected rise of the score, low, high: its interval. per_unit: gain / (stop - start), in score per unit of
-    compute. marginal: slope of the curve at `start`, per unit of compute. ceiling_share: part of A - R0 reached at stop.
+    compute. marginal: slope of the curve at `start`, per unit of compute. ceiling_share: of A - R0, reached at stop.
     """
 
     start: float
@@ -132,7 +132,7 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
     return ends.clip(0.0, 1.0).reshape(-1, 2)
 
 
-def _first_pull(fit: CurveFit, problem: Problems, log_at: Array, limit: float, free: Array) -> Array:
+def _first_pull(fit: CurveFit, problem: Problems, log_at: Array, limit: float, free: Mask) -> Array:
     """Log of the pull that would do if the curve were linear in its parameters, [K]."""
     theta = np.repeat(fit.theta()[None], len(log_at), axis=0)
     at_place = Problems(log_at[:, None], np.zeros((len(log_at), 1)), np.ones((1, 1)), problem.low, problem.high)
@@ -157,7 +157,7 @@ def add_noise(fit: CurveFit, prediction: Prediction, stderr: Array | None = None
     """
     tail = 0.5 + fit.level / 2
     if stderr is not None and fit.variance is not None:
-        spread = float(norm.ppf(tail)) * stderr
+        spread: Array | float = float(norm.ppf(tail)) * stderr
     else:
         spread = float(student.ppf(tail, fit.num_points - fit.num_parameters)) * fit.noise
         if stderr is not None and fit.points.stderr is not None:

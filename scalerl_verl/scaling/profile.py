@@ -10,7 +10,7 @@ from scipy.stats import chi2
 from scipy.stats import t as student
 
 from scalerl_verl.scaling import solver
-from scalerl_verl.scaling.curve import Array
+from scalerl_verl.scaling.curve import Array, Mask, Rows
 from scalerl_verl.scaling.solver import Problems
 
 RMSE_FLOOR = 1e-6
@@ -84,7 +84,7 @@ class _Search:
     """The roots of every problem, column and side at once: J of them."""
 
     def __init__(
-        self, problems: Problems, theta: Array, sums: Array, limit: Array, free: Array, columns: tuple[int, ...]
+        self, problems: Problems, theta: Array, sums: Array, limit: Array, free: Mask, columns: tuple[int, ...]
     ) -> None:
         shape = (len(theta), len(columns), 2)
         self.row, place, self.side = (axis.ravel() for axis in np.indices(shape))
@@ -149,7 +149,7 @@ class _Search:
             between = inner + share * (outer - inner)
         return np.where(np.isfinite(outer), between, expand)
 
-    def _root(self, active: Array, at: Array) -> Array:
+    def _root(self, active: Rows, at: Array) -> Array:
         """Square root of the rise of the profile at a distance from the centre."""
         value = self.centre[active] + self.sign[active] * at
         start = self.warm[active].copy()

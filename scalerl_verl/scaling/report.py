@@ -200,8 +200,8 @@ def describe_prediction(
     if gain is not None:
         parts.append(
             f"Going on from {number(gain.start)} to {number(gain.stop)} {unit}: expected gain {gain.gain:+.4f} "
-            f"[{gain.low:+.4f}, {gain.high:+.4f}], {gain.per_unit:.3g} per unit; slope now {gain.marginal:.3g} per unit; "
-            f"{gain.ceiling_share:.0%} of the way from R0 to A would be reached."
+            f"[{gain.low:+.4f}, {gain.high:+.4f}], {gain.per_unit:.3g} per unit; slope now {gain.marginal:.3g} per "
+            f"unit; {gain.ceiling_share:.0%} of the way from R0 to A would be reached."
         )
     if not fit.identified:
         parts.append(f"Take this with care: {fit.explain()}")

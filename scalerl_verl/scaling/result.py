@@ -30,8 +30,8 @@ class CurveFit:
     """Result of `fit_curve`.
 
     A, B, C_mid, R0: parameters of Eq. 1; C_mid has the unit of the compute values.
-    A_interval, B_interval, C_mid_interval, R0_interval: intervals at `level`; R0's is None when it was given. An end that
-    is the end of the search range says that the data do not bound the parameter on that side.
+    A_interval, B_interval, C_mid_interval, R0_interval: intervals at `level`; R0's is None when it was given. An end
+    that is the end of the search range says that the data do not bound the parameter on that side.
     sse: sum of squared residuals, weighted by 1 / stderr^2 (scaled to a mean of 1) where standard errors were given.
     rmse: sqrt(sse / num_points). num_points, num_parameters: what was fitted. method: `profile` or `paper`.
     troubles: reasons not to trust A, the gravest first; empty if A is identified.

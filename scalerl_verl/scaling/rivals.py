@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +69,7 @@ def fit_power_law(points: Points) -> RivalFit:
 
 
 def fit_logistic(points: Points, R0: float | None) -> RivalFit:
-    """Weighted least squares of `R = R0 + (A - R0) / (1 + exp(-k (C - C_mid)))`: logistic in compute, not in its log."""
+    """Weighted least squares of `R = R0 + (A - R0) / (1 + exp(-k (C - C_mid)))`: logistic in compute itself."""
     span = points.compute[-1] - points.compute[0]
 
     def residuals_sum(x: Array) -> float:
@@ -127,8 +128,8 @@ def compare_held_out(points: Points, R0: float | None, share: float = 0.5) -> tu
     for form in FORMS:
         try:
             fit = fit_form(form, fitted, R0)
-        except FitRefused as error:
-            found.append(HeldOut(form, len(fitted), len(later), np.nan, np.nan, None, str(error)))
+        except FitRefused as refusal:
+            found.append(HeldOut(form, len(fitted), len(later), np.nan, np.nan, None, str(refusal)))
             continue
         error = fit.curve(later.compute) - later.score
         rmse = float(np.sqrt((error**2).mean()))
@@ -153,7 +154,9 @@ def _solve_two(points: Points, u: Array, v: Array, highest: float) -> tuple[floa
     )
 
 
-def _search_one(solve, low: float, high: float) -> tuple[float, float, float, float]:  # type: ignore[no-untyped-def]
+def _search_one(
+    solve: Callable[[float], tuple[float, float, float]], low: float, high: float
+) -> tuple[float, float, float, float]:
     """Least sum of squares over one more parameter: a grid, then golden-section steps around its best value."""
     grid = np.linspace(low, high, 120)
     sums = [solve(value)[2] for value in grid]

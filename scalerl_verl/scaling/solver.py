@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl_verl.scaling.curve import Array, rise
+from scalerl_verl.scaling.curve import Array, Mask, Rows, rise
 
 A, LOG_B, LOG_C_MID, R0 = range(4)
 """Columns of theta."""
@@ -42,7 +42,7 @@ class Problems:
     low: Array
     high: Array
 
-    def take(self, rows: Array) -> Problems:
+    def take(self, rows: Rows) -> Problems:
         """The problems of the given rows (indices, repeats allowed)."""
 
         def pick(values: Array) -> Array:
@@ -117,7 +117,7 @@ def solve_linear(problems: Problems, g_KN: Array, fixed_R0: bool) -> tuple[Array
     return top, bottom, np.maximum(sums, 0.0)
 
 
-def minimise(problems: Problems, theta: Array, free: Array) -> tuple[Array, Array]:
+def minimise(problems: Problems, theta: Array, free: Mask) -> tuple[Array, Array]:
     """Levenberg-Marquardt with steps projected on the bounds.
 
     Args:
@@ -154,7 +154,7 @@ def minimise(problems: Problems, theta: Array, free: Array) -> tuple[Array, Arra
     return theta, sums
 
 
-def _order(theta: Array, free: Array) -> Array:
+def _order(theta: Array, free: Mask) -> Array:
     """Eq. 1 rises: project on A >= R0."""
     gap = theta[:, R0] - theta[:, A]
     if not (gap > 0).any():
@@ -180,7 +180,7 @@ def curvature(problems: Problems, theta: Array) -> tuple[Array, Array]:
     return weighted @ jacobian.transpose(0, 2, 1), (weighted @ residual[:, :, None])[:, :, 0]
 
 
-def _step(problems: Problems, theta: Array, free: Array, damping: Array) -> Array:
+def _step(problems: Problems, theta: Array, free: Mask, damping: Array) -> Array:
     matrix, gradient = curvature(problems, theta)
     # A parameter on its bound that wants to go further out takes no part in the step.
     out = ((theta <= problems.low) & (gradient < 0)) | ((theta >= problems.high) & (gradient > 0))

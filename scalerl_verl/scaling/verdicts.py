@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import f as fisher
 
 from scalerl_verl.scaling import solver
-from scalerl_verl.scaling.curve import Array
+from scalerl_verl.scaling.curve import Mask
 from scalerl_verl.scaling.points import Points
 from scalerl_verl.scaling.result import CurveFit, Trouble
 
@@ -75,8 +75,8 @@ def _not_monotone(points: Points) -> Trouble | None:
     peak, bottom, size = fall
     return Trouble(
         "not_monotone",
-        f"the score falls by {size:.3f} between compute {points.compute[peak]:.4g} and {points.compute[bottom]:.4g}, more "
-        "than its noise: an unstable run has no ceiling; fit the part before the fall or look at the run.",
+        f"the score falls by {size:.3f} between compute {points.compute[peak]:.4g} and {points.compute[bottom]:.4g}, "
+        "more than its noise: an unstable run has no ceiling; fit the part before the fall or look at the run.",
     )
 
 
@@ -121,8 +121,8 @@ def _edges(fit: CurveFit, at_bounds: tuple[str, ...]) -> list[Trouble]:
     if fit.A >= 1 - A_EDGE and not fit.fixed_A:
         if fit.C_mid * NEAR_C_MID > fit.points.compute[-1]:
             text = (
-                f"the best ceiling is {fit.A:.3f}, the largest a pass rate can have, and C_mid = {fit.C_mid:.4g} lies at "
-                "or beyond the end of the window: the score still rises without bending."
+                f"the best ceiling is {fit.A:.3f}, the largest a pass rate can have, and C_mid = {fit.C_mid:.4g} lies "
+                "at or beyond the end of the window: the score still rises without bending."
             )
             found.append(Trouble("non_saturating", text))
         else:
@@ -146,8 +146,8 @@ def _window(fit: CurveFit) -> Trouble | None:
         return None
     return Trouble(
         "window_ends_near_C_mid",
-        f"the window ends at {last:.4g} and C_mid, {fit.C_mid:.4g}, may lie as far as {fit.C_mid_interval[1]:.4g}: before "
-        f"about {NEAR_C_MID} C_mid a high ceiling reached slowly and a low one reached soon look alike; train longer.",
+        f"the window ends at {last:.4g} and C_mid, {fit.C_mid:.4g}, may lie as far as {fit.C_mid_interval[1]:.4g}: "
+        f"before about {NEAR_C_MID} C_mid a high ceiling reached slowly and a low one reached soon look alike; train longer.",
     )
 
 
@@ -161,7 +161,7 @@ def _too_wide(fit: CurveFit) -> Trouble | None:
     )
 
 
-def split_early(points: Points, num_parameters: int) -> Array | None:
+def split_early(points: Points, num_parameters: int) -> Mask | None:
     """Mask of the points after the early regime; None if there are too few on either side to compare."""
     late = points.compute >= EARLY_SHARE * points.compute[-1]
     if (~late).sum() < 2:

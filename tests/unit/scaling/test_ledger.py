@@ -13,7 +13,7 @@ from scalerl_verl.scaling.validation import choose_passes, measure_pass_rate
 
 
 def run_steps(ledger: ComputeLedger, steps: range, seconds: float, start_s: float) -> tuple[list[dict], dict]:
-    """Steps of 10 generated and 8 trained tokens; the state at every end, and the one saved in the middle of the last."""
+    """Steps of 10 generated and 8 trained tokens; the state at every end, and as saved inside the last step."""
     log, saved, now = [], {}, start_s
     ledger.tick(now)
     for step in steps:

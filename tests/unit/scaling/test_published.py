@@ -71,7 +71,7 @@ def test_batched_intervals_are_those_of_single_fits():
 
 
 REPORTED = {50000: (0.643, 0.649), 16000: (0.637, 0.688), 8000: (0.530, 0.805), 4000: (0.425, 1.0)}
-"""95% intervals of A by end of the window: A .645, B 1.70, C_mid 8000, R0 .30, noise .005, 198 points from 1.5k to 50k."""
+"""95% intervals of A by end of the window: A .645, B 1.70, C_mid 8000, R0 .30, noise .005, 198 points, 1.5k to 50k."""
 
 
 @pytest.mark.parametrize("last", REPORTED)

@@ -64,7 +64,7 @@ def test_few_points_have_a_verdict_of_their_own():
 
 
 def test_every_verdict_is_explained():
-    assert list(CODES)[0] == "identified" and all(len(text) > 10 for text in CODES.values())
+    assert next(iter(CODES)) == "identified" and all(len(text) > 10 for text in CODES.values())
 
 
 def test_warm_up_cut_leaves_points_out_and_says_when_none_is_left():
