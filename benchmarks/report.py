@@ -141,6 +141,7 @@ FILES: dict[str, Parts] = {
         "quickstart": quickstart_table,
         "advantage": advantage_table,
         "fp32-head": fp32_head_table,
+        "fit": fit_table,
         "symbols": symbols_table,
     },
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},

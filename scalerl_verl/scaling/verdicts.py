@@ -147,7 +147,8 @@ def _window(fit: CurveFit) -> Trouble | None:
     return Trouble(
         "window_ends_near_C_mid",
         f"the window ends at {last:.4g} and C_mid, {fit.C_mid:.4g}, may lie as far as {fit.C_mid_interval[1]:.4g}: "
-        f"before about {NEAR_C_MID} C_mid a high ceiling reached slowly and a low one reached soon look alike; train longer.",
+        f"before about {NEAR_C_MID} C_mid a high ceiling reached slowly and a low one reached soon look alike; "
+        "train longer.",
     )
 
 
