@@ -117,7 +117,8 @@ def main() -> int:
     median = {row["impl"]: row["p50"] for row in rows}
     speedup = median[LITERAL] / median[QUICK]
     print(
-        f"default fit {median[DEFAULT] / 1e3:.3f} s (under {MAX_SECONDS} wanted); paper's grid {speedup:.0f} times faster"
+        f"default fit {median[DEFAULT] / 1e3:.3f} s (under {MAX_SECONDS} wanted); "
+        f"paper's grid {speedup:.0f} times faster"
     )
     if not arguments.dry_run:
         append_rows("fit", rows)

@@ -119,8 +119,8 @@ def fit_table() -> str:
     case, last = rows[0]["case"], rows[0]
     lines.append(
         f"\n{case['points']} points, the paper's grid of {case['grid'][0]} x {case['grid'][1]}, turn by turn in one "
-        f"process; {last['hardware']}, load average {last['load_1min']:.1f} at the start; commit `{last['commit'][:10]}`"
-        f"{' (dirty)' if last['dirty'] else ''}; `{last['command']}`."
+        f"process; {last['hardware']}, load average {last['load_1min']:.1f} at the start; commit "
+        f"`{last['commit'][:10]}`{' (dirty)' if last['dirty'] else ''}; `{last['command']}`."
     )
     return "\n".join(lines)
 
@@ -141,9 +141,9 @@ FILES: dict[str, Parts] = {
         "quickstart": quickstart_table,
         "advantage": advantage_table,
         "fp32-head": fp32_head_table,
-        "fit": fit_table,
         "symbols": symbols_table,
     },
+    "docs/scaling.md": {"fit": fit_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},
 }
 
