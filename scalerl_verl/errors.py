@@ -33,3 +33,7 @@ class PluginLoadError(ScaleRLError, RuntimeError):
 
 class WeightSyncError(ScaleRLError, RuntimeError):
     """The generator did not take the trainer's weights."""
+
+
+class HeadError(ScaleRLError, RuntimeError):
+    """The FP32 head cannot be put on this model, or is not what computes its log-probs."""
