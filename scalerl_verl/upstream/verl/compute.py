@@ -15,15 +15,15 @@ _VERSIONS = ">=0.9.0,<0.10"
 _REMOVAL = "verl has trainer callbacks for start, step end, validation end and checkpoint load and save"
 
 
-def _build_init(original: Any, module: ModuleType) -> Any:
+def _build_start(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
-    def init(self: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         from scalerl_verl.plugins.compute import start_ledger
 
-        start_ledger(self)  # starts the clock: GPUs are held from here on
-        return original(self)
+        original(self, *args, **kwargs)
+        start_ledger(self)  # starts the clock: what follows takes the GPUs
 
-    return init
+    return __init__
 
 
 def _build_load(original: Any, module: ModuleType) -> Any:
@@ -125,10 +125,10 @@ def _spec(name: str, target: str, build: Any, why: str, source: str) -> PatchSpe
 SPECS = (
     _spec(
         "start",
-        "init",
-        _build_init,
+        "__init__",
+        _build_start,
         "GPU-hours begin when the GPUs are taken, minutes before the first step.",
-        "428ab07487058adabf14cd0d84f338c3a4fb8d248959c2185f6b845b3ac03cdb",
+        "697bf2eef7503bdb6bcf25d049799694fd76a0cb50767bc5a845f34d1bffd567",
     ),
     _spec(
         "load",
