@@ -101,6 +101,31 @@ def fp32_head_table() -> str:
     return "\n".join(lines)
 
 
+def fit_table() -> str:
+    """One line an implementation of the newest run."""
+    rows = read_rows("fit")
+    if not rows:
+        return "Not recorded yet: `python benchmarks/bench_fit.py`."
+    rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
+    literal = next(row for row in rows if "literal" in row["impl"])
+    lines = [
+        "| fit | p20 ms | p50 ms | p80 ms | literal loop / this | sum of squares |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['impl']} | {row['p20']:.1f} | {row['p50']:.1f} | {row['p80']:.1f} "
+            f"| {literal['p50'] / row['p50']:.0f} | {row['error']['sse']:.6f} |"
+        )
+    case, last = rows[0]["case"], rows[0]
+    lines.append(
+        f"\n{case['points']} points, the paper's grid of {case['grid'][0]} x {case['grid'][1]}, turn by turn in one "
+        f"process; {last['hardware']}, load average {last['load_1min']:.1f} at the start; commit "
+        f"`{last['commit'][:10]}`{' (dirty)' if last['dirty'] else ''}; `{last['command']}`."
+    )
+    return "\n".join(lines)
+
+
 def vllm_head_table() -> str:
     """One line a size, the implementations side by side, of the newest run."""
     rows = read_rows("vllm_head")
@@ -159,6 +184,7 @@ FILES: dict[str, Parts] = {
         "vllm-head": vllm_head_table,
         "symbols": symbols_table,
     },
+    "docs/scaling.md": {"fit": fit_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},
 }
 

@@ -7,6 +7,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from scalerl_verl.curves.arguments import add_commands
+
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from scalerl_verl.doctor import run_doctor
@@ -30,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--no-processes", action="store_true", help="do not start a driver, a Ray worker and vLLM")
     doctor.add_argument("--run-dir", help="also read the status files a run wrote to SCALERL_VERL_STATUS_DIR")
     doctor.set_defaults(run=_doctor)
+    add_commands(commands)
     return parser
 
 

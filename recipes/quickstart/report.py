@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from scalerl_verl.scaling import FitRefused, fit_sigmoid, sigmoid
+from scalerl_verl.scaling import FitRefused, fit_curve, sigmoid
 
 TOKENS_METRIC = "scalerl/data/generated_tokens_sum"
 
@@ -150,14 +150,14 @@ def summarise(
 def fit_points(points: list[dict[str, Any]]) -> dict[str, Any]:
     """Fit the sigmoid of ScaleRL with the start level as R0; a refused fit is reported, not hidden."""
     try:
-        fit = fit_sigmoid(
+        fit = fit_curve(
             [point["generated_tokens"] for point in points[1:]],
             [point["pass_rate"] for point in points[1:]],
             R0=points[0]["pass_rate"],
         )
     except FitRefused as refusal:
         return {"identified": False, "verdict": f"no fit: {refusal}"}
-    return dataclasses.asdict(fit)
+    return fit.to_dict() | {"verdict": fit.explain()}
 
 
 def draw(summary: dict[str, Any], path: Path) -> None:

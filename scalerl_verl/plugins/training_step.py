@@ -34,6 +34,7 @@ class AdvantageStep:
         keep_rewards: whether `fold_row_weights` leaves the two fields below.
         rewards_B: reward per row before any KL penalty, [B] float64, rows in the order of the batch.
         trains_B: rows with at least one unmasked token, [B] bool.
+        num_tokens_B: unmasked tokens per row, [B] int64; kept_B: rows with a learning signal, [B] bool, None if all.
         sessions: which rows are outputs of one response; None until `prepare_rows` saw the keys of the batch.
         shapings: reward shaping, name -> object, in the order of application.
         batch: verl's KVBatchMeta, for the reward shaping.
@@ -51,6 +52,8 @@ class AdvantageStep:
     keep_rewards: bool = False
     rewards_B: NDArray[np.float64] | None = None
     trains_B: NDArray[np.bool_] | None = None
+    num_tokens_B: NDArray[np.int64] | None = None
+    kept_B: NDArray[np.bool_] | None = None
     sessions: Sessions | None = None
     shapings: Mapping[str, RewardShaping] = field(default_factory=dict)
     batch: Any = None
@@ -83,7 +86,7 @@ class AdvantageStep:
         self, num_tokens_B: NDArray[np.int64], group_ids_B: NDArray[Any], kept_B: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
         """Weights of the aggregation mode for rows in the order of the batch, padding rows included, [B] float64."""
-        self.weighted = True
+        self.weighted, self.kept_B = True, kept_B
         self.count_generated(num_tokens_B)
         return row_weights(
             self.loss_agg_mode,
@@ -97,6 +100,7 @@ class AdvantageStep:
 
     def count_generated(self, num_tokens_B: NDArray[np.int64]) -> None:
         """Record the number of tokens that the batch holds."""
+        self.num_tokens_B = num_tokens_B
         self.metrics["scalerl/data/generated_tokens_sum"] = int(num_tokens_B.sum())
 
 
@@ -162,9 +166,11 @@ def fold_row_weights(data: Any) -> Any:
         return data
     if step.keep_rewards:
         step.note_rewards(data.batch["token_level_scores"], data.batch["response_mask"].bool())
-    if step.weighted or not step.uses_names:
+    if step.weighted:
         return data
-    num_tokens_B = count_tokens(data.batch["response_mask"].bool())
+    num_tokens_B = step.num_tokens_B = count_tokens(data.batch["response_mask"].bool())
+    if not step.uses_names:
+        return data
     if step.loss_agg_mode != "prompt-mean":
         step.count_generated(num_tokens_B)
         return data

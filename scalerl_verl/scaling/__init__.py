@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute-performance curves: the sigmoid of ScaleRL and its fit."""
+"""Compute-performance curves: the sigmoid of ScaleRL, its fit, and how sure it is."""
 
-from scalerl_verl.scaling.sigmoid import FitRefused, SigmoidFit, fit_sigmoid, sigmoid
+from scalerl_verl.scaling.curve import sigmoid
+from scalerl_verl.scaling.fitting import fit_curve
+from scalerl_verl.scaling.paper_grid import Grid
+from scalerl_verl.scaling.points import FitRefused, Points
+from scalerl_verl.scaling.result import CurveFit, Trouble
 
-__all__ = ["FitRefused", "SigmoidFit", "fit_sigmoid", "sigmoid"]
+__all__ = ["CurveFit", "FitRefused", "Grid", "Points", "Trouble", "fit_curve", "sigmoid"]

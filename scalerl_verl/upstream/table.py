@@ -6,6 +6,7 @@ from __future__ import annotations
 from scalerl_verl.upstream.spec import PatchSpec
 from scalerl_verl.upstream.verl import (
     bypass_mode,
+    compute,
     cpu,
     curriculum,
     fp32_head,
@@ -23,6 +24,7 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *bypass_mode.SPECS,
     *prompt_mean.SPECS,
     *training_step.SPECS,
+    *compute.SPECS,
     *curriculum.SPECS,
     *fp32_head.SPECS,
     *head_probe.SPECS,

@@ -62,6 +62,7 @@ def sync_run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
         f"trainer.total_training_steps={SYNC_STEPS}",
         "trainer.save_freq=2",
         "trainer.val_before_train=True",
+        "trainer.test_freq=2",
         "trainer.logger=[console,file,tensorboard,wandb]",
         "trainer.resume_mode=auto",
         env={"PROBE_TOGGLES": str(toggles)},

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from scalerl_verl.curves.reading import read_run
+from scalerl_verl.curves.selection import choose_curve
 from tests.e2e.conftest import SYNC_STEPS, RunVerl, sync_inputs
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.weights import compare_updates
@@ -31,7 +34,7 @@ def resumed(first: VerlRun, run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
     (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
     weights = folder / "weights-resumed"
     weights.mkdir()
-    overrides = (f"trainer.total_training_steps={SYNC_STEPS}", "trainer.resume_mode=auto")
+    overrides = (f"trainer.total_training_steps={SYNC_STEPS}", "trainer.resume_mode=auto", "trainer.test_freq=2")
     return run_verl("resumed", *sync_inputs(tiny_assets), *overrides, folder=folder, env={"PROBE_DIR": str(weights)})
 
 
@@ -143,3 +146,74 @@ def test_resumed_run_continues_from_the_checkpoint(first: VerlRun, resumed: Verl
     saved = torch.load(first.folder / "weights" / "sent-2.pt")
     restored = torch.load(first.folder / "weights-resumed" / "sent-0.pt")
     assert all(torch.equal(saved[name], restored[name]) for name in saved), "the checkpoint restored other weights"
+
+
+def _compute(metrics: dict[str, float], name: str) -> float:
+    return metrics[f"scalerl/compute/{name}"]
+
+
+def test_ledger_counts_every_step(first: VerlRun) -> None:
+    metrics = _first_metrics(first)
+    tokens = 0
+    for step in range(SYNC_STEPS + 1):
+        assert _compute(metrics[step], "steps") == step
+        tokens += metrics[step].get("scalerl/data/generated_tokens_sum", 0)
+        assert _compute(metrics[step], "generated_tokens") == tokens > (-1 if step == 0 else 0)
+        assert _compute(metrics[step], "wasted_gpu_hours") == _compute(metrics[step], "wasted_tokens") == 0
+    for name in ("gpu_hours", "model_flops"):
+        values = [_compute(metrics[step], name) for step in range(SYNC_STEPS + 1)]
+        assert all(later > earlier for earlier, later in pairwise(values)), f"{name} does not rise: {values}"
+    assert 3600 * _compute(metrics[SYNC_STEPS], "gpu_hours") < first.seconds, "one device: no more than the wall time"
+    trained = [_compute(metrics[step], "trained_tokens") for step in range(SYNC_STEPS + 1)]
+    # The second batch has equal rewards throughout: generated, not trained on.
+    assert 0 == trained[0] < trained[1] == trained[2] < trained[3] <= _compute(metrics[3], "generated_tokens")
+
+
+def test_validation_is_a_point_with_its_standard_error(first: VerlRun) -> None:
+    metrics = _first_metrics(first)
+    for step in (0, 2, 3):
+        rate, stderr = (metrics[step][f"scalerl/validation/{name}"] for name in ("pass_rate", "stderr"))
+        generations = metrics[step]["scalerl/validation/num_generations"]
+        assert metrics[step]["scalerl/validation/num_prompts"] == 4 and generations % 4 == 0
+        mean = next(value for name, value in metrics[step].items() if name.startswith("val-core/") and "/mean@" in name)
+        assert rate == pytest.approx(mean) and 0 <= rate <= 1 and 0 <= stderr <= 0.5
+        assert metrics[step]["scalerl/forecast/identified"] == 0
+    assert "scalerl/validation/pass_rate" not in metrics[1]
+
+
+def test_resumed_ledger_counts_nothing_twice_and_loses_nothing(first: VerlRun, resumed: VerlRun) -> None:
+    before, after = _first_metrics(first), resumed.metrics[3]
+    own = after["scalerl/data/generated_tokens_sum"]
+    assert _compute(after, "generated_tokens") == _compute(before[2], "generated_tokens") + own
+    assert _compute(after, "gpu_hours") > _compute(before[2], "gpu_hours")
+    assert _compute(after, "trained_tokens") > _compute(before[2], "trained_tokens")
+    # Step 3 of the first attempt was spent on weights that are gone.
+    assert _compute(after, "wasted_tokens") == before[3]["scalerl/data/generated_tokens_sum"]
+    assert 0 < 3600 * _compute(after, "wasted_gpu_hours") < first.seconds
+    lines = (first.folder / "checkpoints" / "scalerl_compute.jsonl").read_text().splitlines()
+    states = [json.loads(line) for line in lines]
+    assert [state["totals"]["steps"] for state in states] == [1, 2, 3, 3]
+    spent = [state["totals"]["gpu_seconds"] + state["wasted_gpu_seconds"] for state in states]
+    assert all(later > earlier for earlier, later in pairwise(spent))
+    assert [point["totals"]["steps"] for point in states[-1]["points"]] == [0, 2, 3]
+
+
+def test_logs_of_every_tracker_hold_the_same_curve(first: VerlRun, resumed: VerlRun) -> None:
+    """The JSONL, TensorBoard and W&B files of the first attempt, and both attempts joined."""
+    folder = first.folder
+    expected = _first_metrics(first)
+    for source in (
+        folder / "metrics.first.jsonl",
+        folder / "tensorboard",
+        next((folder / "wandb").glob("offline-run-*")),
+    ):
+        run = read_run([source])
+        curve = choose_curve(run, x="tokens")
+        assert curve.steps == (2, 3), source
+        assert curve.start == pytest.approx(expected[0]["scalerl/validation/pass_rate"], abs=1e-6)
+        for place, step in enumerate(curve.steps):
+            assert curve.compute[place] == pytest.approx(_compute(expected[step], "generated_tokens"), rel=1e-6)
+            assert curve.score[place] == pytest.approx(expected[step]["scalerl/validation/pass_rate"], abs=1e-6)
+    joined = choose_curve(read_run([folder / "metrics.jsonl", folder / "metrics.first.jsonl"]), x="gpu_hours")
+    assert joined.steps == (2, 3)
+    assert joined.compute[1] == resumed.metrics[3]["scalerl/compute/gpu_hours"]

@@ -37,3 +37,5 @@ def test_plugin_changes_nothing_in_a_run_without_our_names(run_verl: RunVerl) ->
     assert without.code == 0, without.tail()
     assert any(name == "actor/grad_norm" and value > 0 for (_, name), value in training_metrics(without).items())
     assert differences(with_plugin, without, relative=1e-4) == []
+    named = {name for metrics in with_plugin.metrics.values() for name in metrics if name.startswith("scalerl/")}
+    assert not named

@@ -23,6 +23,7 @@ def test_files_named_in_the_readme_exist() -> None:
         "tests/run.sh",
         "docs/quickstart.png",
         "docs/baselines.md",
+        "docs/scaling.md",
         "benchmarks/bench_quickstart.py",
     ):
         assert name in text

@@ -15,6 +15,7 @@ _VERSIONS = ">=0.9.0,<0.10"
 def _build_step(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
+        from scalerl_verl.plugins.compute import count_batch
         from scalerl_verl.plugins.curriculum import find_sampler, record_visits
         from scalerl_verl.plugins.reward_shaping import read_shapings
         from scalerl_verl.plugins.training_step import advantage_step
@@ -28,6 +29,7 @@ def _build_step(original: Any, module: ModuleType) -> Any:
             result = original(self, batch, metrics)
         if sampler is not None:
             record_visits(sampler, batch, step)
+        count_batch(self, batch, step)
         self._scalerl_step = step
         return result
 
@@ -48,6 +50,8 @@ def _build_advantage(original: Any, module: ModuleType) -> Any:
 def _build_update(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
+        from scalerl_verl.plugins.compute import count_update
+
         step = getattr(self, "_scalerl_step", None)
         if step is not None and step.uses_names:
             metrics["scalerl/data/skipped_updates_sum"] = float(step.nothing_trains)
@@ -55,6 +59,7 @@ def _build_update(original: Any, module: ModuleType) -> Any:
                 # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
                 return batch
         batch = original(self, batch, metrics)
+        count_update(self, batch, step)
         for name in [name for name in metrics if name.startswith("actor/scalerl/")]:
             metrics[name.removeprefix("actor/")] = metrics.pop(name)
         return batch

@@ -60,6 +60,8 @@ def _replay(trainer: Any, batch: Any) -> None:
     visits = history.state_dict() if history is not None else None
     start, gradients = str(_folder() / "replay"), _folder() / "gradient.pt"
     trainer.actor_rollout_wg.save_checkpoint(start, None, trainer.global_steps)
+    # What is trained here again is the test's doing, not the run's: its compute is not counted.
+    ledger = trainer.__dict__.pop("_scalerl_ledger", None)
     found = {}
     for name, changes in {**toggles, "the run's own": {}}.items():
         trainer.actor_rollout_wg.load_checkpoint(local_path=start)
@@ -75,6 +77,8 @@ def _replay(trainer: Any, batch: Any) -> None:
     trainer.actor_rollout_wg.load_checkpoint(local_path=start)
     if visits is not None:
         history.load_state_dict(visits)
+    if ledger is not None:
+        trainer._scalerl_ledger = ledger
     (_folder() / "replay.json").write_text(json.dumps(found))
 
 
