@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl_verl.advantages import scalerl_advantages
+from scalerl_verl.advantages import Sessions, session_advantages
 from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss
 from scalerl_verl.plugins.rows import count_tokens, spread_rows, sum_rows
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
@@ -95,8 +95,10 @@ def estimate_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Group-centred advantages with batch, prompt or no normalisation and zero-variance dropping.
 
+    The outputs of one session of an agent loop are one response, whose reward is that of the last of them.
+
     Args:
-        token_level_rewards: [B, T]; the reward of a response is the sum over its tokens.
+        token_level_rewards: [B, T]; the reward of a row is the sum over its tokens.
         response_mask: [B, T]; a row without a single token (padding) takes no part.
         index: prompt id of each row, [B].
         config: verl's ``algorithm`` section; ours is ``config.scalerl``.
@@ -116,12 +118,14 @@ def estimate_advantages(
     settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
     mask_BT = response_mask.bool()
     num_tokens_B = count_tokens(mask_BT)
-    result = scalerl_advantages(
+    trains_B = num_tokens_B > 0 if step.left_out_B is None else (num_tokens_B > 0) & ~step.left_out_B
+    result = session_advantages(
         # All positions, as verl does: it puts the reward on the last token, which may be masked (a tool's output, an
-        # injected phrase). Rows that do not train may hold anything and take no part.
-        np.where(num_tokens_B > 0, sum_rows(token_level_rewards, mask_BT), 0.0),
+        # injected phrase). Sessions that do not train may hold anything and take no part.
+        sum_rows(token_level_rewards, mask_BT),
         index,
-        num_tokens_B > 0,
+        trains_B,
+        step.sessions or Sessions.one_per_row(len(index)),
         adv_norm=settings.adv_norm,
         zero_variance=settings.zero_variance,
     )

@@ -19,9 +19,11 @@ _VALUES: dict[str, frozenset[str]] = {
     "trainer.v1.trainer_mode": frozenset({"pipeline_rl", "ppo_off_policy"}),
     "actor_rollout_ref.rollout.agent.default_agent_loop": frozenset({"forced_interruption"}),
 }
+OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping")
+"""Keys of ``algorithm.scalerl``."""
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
-    "algorithm": ("scalerl", "adv_norm", "zero_variance"),
+    "algorithm": ("scalerl", *OWN_KEYS),
     "trainer.v1.sampler": ("poll_interval",),
     "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),
 }

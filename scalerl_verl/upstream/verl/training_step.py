@@ -16,11 +16,15 @@ def _build_step(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
         from scalerl_verl.plugins.curriculum import find_sampler, record_visits
+        from scalerl_verl.plugins.reward_shaping import read_shapings
         from scalerl_verl.plugins.training_step import advantage_step
 
         sampler = find_sampler(self)
         with advantage_step(self.config, metrics) as step:
             step.keep_rewards = sampler is not None
+            step.shapings = read_shapings(self.config)
+            if step.shapings:
+                step.batch, step.max_response_length = batch, int(self.config.data.max_response_length)
             result = original(self, batch, metrics)
         if sampler is not None:
             record_visits(sampler, batch, step)
@@ -33,9 +37,9 @@ def _build_step(original: Any, module: ModuleType) -> Any:
 def _build_advantage(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def compute_advantage_for_multi_trajectories(data: Any, batch_keys: Any, *args: Any, **kwargs: Any) -> Any:
-        from scalerl_verl.plugins.training_step import fold_row_weights, refuse_multi_output_sessions
+        from scalerl_verl.plugins.training_step import fold_row_weights, prepare_rows
 
-        refuse_multi_output_sessions(batch_keys)
+        prepare_rows(data, batch_keys)
         return fold_row_weights(original(data, batch_keys, *args, **kwargs))
 
     return compute_advantage_for_multi_trajectories
@@ -99,7 +103,8 @@ SPECS = (
         target="compute_advantage_for_multi_trajectories",
         build=_build_advantage,
         kind="wrap",
-        why="Group-wise weights are exact only where whole groups are visible: on the driver, after the estimator.",
+        why="Group-wise weights are exact only where whole groups are visible: on the driver, after the estimator. "
+        "Sessions and rewards are only there before it.",
         distribution="verl",
         versions=_VERSIONS,
         sources=("46c7a2240d72f694b8e836a74943a7b7c340ea5bd16e579b578fbf1b4802b0fe",),
