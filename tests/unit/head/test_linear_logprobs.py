@@ -227,6 +227,33 @@ def test_tf32_and_bf16_switches_do_not_reach_the_head(precision: str, device: st
         assert relative_error(with_switch, exact) > 1e-5
 
 
+def test_every_fp32_product_is_made_with_the_switches_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CPU without reduced-precision products cannot show by numbers: both switches, at every product."""
+    seen = []
+
+    def watch(name: str) -> None:
+        product = getattr(torch, name)
+
+        def watched(*operands: object, **options: object) -> torch.Tensor:
+            backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+            seen.append([name, *(backend.fp32_precision for backend in backends)])
+            return product(*operands, **options)
+
+        monkeypatch.setattr(torch, name, watched)
+
+    case = make_case(20, 32, 301, torch.float32, "cpu")
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for name in ("mm", "addmm"):
+            watch(name)
+        run(case, "chunked", chunk_rows=10)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    # Logits twice, both gradients, for each of two chunks; the second chunk's weight gradient is added.
+    assert [name for name, *_ in seen].count("mm") == 7 and [name for name, *_ in seen].count("addmm") == 1
+    assert all(precision == ["ieee", "ieee"] for _, *precision in seen)
+
+
 def test_precision_is_restored_after_an_error() -> None:
     before = torch.backends.mkldnn.matmul.fp32_precision
     torch.set_float32_matmul_precision("medium")
