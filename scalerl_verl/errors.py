@@ -33,3 +33,7 @@ class PluginLoadError(ScaleRLError, RuntimeError):
 
 class WeightSyncError(ScaleRLError, RuntimeError):
     """The generator did not take the trainer's weights."""
+
+
+class TruncationError(ScaleRLError, RuntimeError):
+    """Too many responses were cut, and the run asked to be stopped then."""

@@ -19,8 +19,10 @@ _VALUES: dict[str, frozenset[str]] = {
     "trainer.v1.trainer_mode": frozenset({"pipeline_rl", "ppo_off_policy"}),
     "actor_rollout_ref.rollout.agent.default_agent_loop": frozenset({"forced_interruption"}),
 }
-OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping")
+OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping", "interruption", "truncation_alarm")
 """Keys of ``algorithm.scalerl``."""
+FOR_ANY_ESTIMATOR = frozenset({"reward_shaping", "interruption", "truncation_alarm"})
+"""Those that do not need the estimator ``scalerl``."""
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
     "algorithm": ("scalerl", *OWN_KEYS),
@@ -31,7 +33,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
 _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
 PREFIX = "scalerl"
-PLANNED = frozenset({"pipeline_rl", "ppo_off_policy", "forced_interruption"})
+PLANNED = frozenset({"pipeline_rl", "ppo_off_policy"})
 
 
 def select(config: DictConfig, path: str, default: Any = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from scalerl_verl.upstream.spec import PatchSpec
 from scalerl_verl.upstream.verl import (
+    agent_loop,
     bypass_mode,
     cpu,
     curriculum,
@@ -22,6 +23,7 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *prompt_mean.SPECS,
     *training_step.SPECS,
     *curriculum.SPECS,
+    *agent_loop.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,
     *cpu.SPECS,
