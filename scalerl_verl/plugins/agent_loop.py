@@ -79,6 +79,8 @@ def script_of(tokenizer: Any, settings: InterruptionSettings) -> ThinkingScript:
 class ForcedInterruptionLoop(SingleTurnAgentLoop):
     """Single-turn chat completion whose thinking ends at its budget."""
 
+    server_manager: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         section = OmegaConf.select(self.config, "algorithm.scalerl.interruption")
@@ -104,12 +106,11 @@ class ForcedInterruptionLoop(SingleTurnAgentLoop):
         if context is None:
             require_active("verl.agent_loop.context")
             raise PatchError(f"{LOOP_NAME} runs outside verl's AgentLoopWorker: use another agent loop there")
-        server_manager: Any = self.server_manager
         script = script_of(self.tokenizer, self._settings)
         limits = [int(sampling_params[key]) for key in _LIMIT_KEYS if key in sampling_params]
         total = min([self.response_length, *limits])
         client = InterruptingClient(
-            server_manager,
+            self.server_manager,
             script,
             resolve_budgets(
                 self._settings, total, len(script.phrase_ids), script.grace_tokens, validation=context.validation
