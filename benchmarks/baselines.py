@@ -93,17 +93,18 @@ def overview_table() -> str:
     return "\n".join(lines)
 
 
-def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of every leaf of nested mappings; an empty mapping is a leaf."""
     if isinstance(node, dict) and node:
         for key, value in node.items():
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
     else:
         yield prefix.removesuffix("."), node
 
 
 def keys_table() -> str:
     """Every key of verl's config in which a baseline differs from the recipe."""
-    flat = {preset: dict(_flatten(composed(preset))) for preset in PRESETS}
+    flat = {preset: dict(flatten(composed(preset))) for preset in PRESETS}
     keys = sorted({key for config in flat.values() for key in config})
     lines = [f"| key | {' | '.join(f'`{preset}`' for preset in PRESETS)} |", "|---" * (len(PRESETS) + 1) + "|"]
     for key in keys:

@@ -7,7 +7,6 @@ import copy
 import functools
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +31,7 @@ from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.plugins.settings import PolicyLossSettings
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import ACTIVE_ENV, FORWARDED_ENV, PLATFORM_ENV
+from tests.recipe_modules import load_benchmark_module
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -575,16 +575,8 @@ def test_prompt_average_is_refused_exactly_for_losses_it_would_not_be_exact_for(
     assert (find_problems(config) == []) is (scales and follows)
 
 
-def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from _flatten(value, f"{prefix}{key}.")
-    else:
-        yield prefix.removesuffix("."), node
-
-
 def _flat(config: DictConfig) -> dict[str, Any]:
-    return dict(_flatten(OmegaConf.to_container(config, resolve=False)))
+    return dict(load_benchmark_module("baselines").flatten(OmegaConf.to_container(config, resolve=False)))
 
 
 def test_presets_change_exactly_the_keys_on_the_golden_list() -> None:

@@ -374,11 +374,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import FSDPActorConfig
+from verl.workers.utils import losses
 from verl.workers.utils.losses import ppo_loss
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.upstream.registry import require_active
 
-require_active("verl.training_step.metric_aggregation", "verl.prompt_mean.worker_statistics", "verl.prompt_mean.config")
+require_active("verl.training_step.metric_aggregation", "verl.prompt_mean.worker_statistics", "verl.prompt_mean.config",
+               "verl.prompt_mean.critic")
 config = FSDPActorConfig(
     rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="prompt-mean",
     policy_loss=ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=2.0),
@@ -402,12 +404,23 @@ def micro_batch(log_ratios, entropy):
     entropy = nested([torch.full((n + 2,), value) for n, value in zip(lengths, entropy)])
     return ppo_loss(config, {"log_probs": nested(logp), "entropy": entropy}, data)
 
+def value_loss(mode):
+    # Squared errors 1, 4 and 9 of three tokens in two rows.
+    predicted, mask = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
+    counts = {"dp_size": 1, "batch_num_tokens": 3, "global_batch_size": 2}
+    zeros = torch.zeros(2, 2)
+    return float(losses.compute_value_loss(
+        vpreds=predicted, returns=zeros, values=predicted, response_mask=mask, cliprange_value=0.5, loss_agg_mode=mode,
+        **counts,
+    )[0])
+
 results = [micro_batch([[0.0, 1.0], [0.0]], [1.0, 4.0]), micro_batch([[3.0, 0.0, 0.0]], [2.0])]
 merged = {}
 for _, metrics in results:
     for name, value in metrics.items():
         merged.setdefault(name, Metric(aggregation=value.aggregation)).extend(value)
 print("WORKER " + json.dumps({
+    "values": [value_loss(mode) for mode in ("prompt-mean", "seq-mean-token-sum")],
     "losses": [float(loss) for loss, _ in results],
     "metrics": {name: float(Metric.aggregate_dp([metric])) for name, metric in merged.items()},
 }))
@@ -446,6 +459,11 @@ def test_patched_ppo_loss_aggregates_prompt_mean_over_the_global_batch(patched_w
 def test_entropy_under_prompt_mean_is_reported_as_its_token_mean(patched_worker: dict[str, Any]) -> None:
     """(2 tokens * 1 + 1 * 4 + 3 * 2) / 6."""
     assert patched_worker["metrics"]["actor/entropy_loss"] == pytest.approx(2.0, rel=1e-5)
+
+
+def test_critic_that_follows_prompt_mean_takes_its_token_mean(patched_worker: dict[str, Any]) -> None:
+    """Half of (1 + 4 + 9) / 3 tokens; verl's own modes stay: half of 14 / 2 rows."""
+    assert patched_worker["values"] == pytest.approx([14 / 6, 14 / 4])
 
 
 def session_data(rows: dict[str, tuple[int, float]]) -> tuple[DataProto, list[str]]:
