@@ -36,9 +36,7 @@ def test_defaults_fit_every_response_length_or_are_refused(total: int, phrase: i
 def test_budgets_that_do_not_fit_are_refused_with_the_numbers() -> None:
     settings = InterruptionSettings(thinking_budget=[10, 81], answer_budget=10)
     assert resolve_budgets(settings, 100, 9, 0).high == 81
-    with pytest.raises(
-        ValueError, match=r"81, a phrase of 10 tokens and 10 for the answer do .*response_length=100"
-    ):
+    with pytest.raises(ValueError, match=r"81, a phrase of 10 tokens and 10 for the answer do .*response_length=100"):
         resolve_budgets(settings, 100, 10, 0)
     with pytest.raises(ValueError, match="1 to complete an end marker"):
         resolve_budgets(settings, 100, 9, 1)
