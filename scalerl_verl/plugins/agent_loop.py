@@ -220,11 +220,18 @@ class InterruptingClient:
 def _merge(
     outputs: Sequence[TokenOutput], response: InterruptedResponse, params: Mapping[str, Any], record: dict[str, Any]
 ) -> TokenOutput:
-    """One TokenOutput of all requests: fields of the first, versions from first to last, preemptions added up."""
+    """One TokenOutput of all requests: fields of the first, versions from first to last, preemptions added up.
+
+    The weight versions that our pipeline notes, runs of (version, sampled tokens), are joined; the phrase has none.
+    """
     extra = dict(outputs[0].extra_fields)
     extra["max_global_steps"] = outputs[-1].extra_fields.get("max_global_steps")
     if "global_steps" in outputs[-1].extra_fields:
         extra["global_steps"] = outputs[-1].extra_fields["global_steps"]
+    if all("versions" in output.extra_fields for output in outputs):
+        extra["versions"] = _join_versions([output.extra_fields["versions"] for output in outputs])
+    if any("reissues" in output.extra_fields for output in outputs):
+        extra["reissues"] = sum(output.extra_fields.get("reissues", 0) for output in outputs)
     extra[RECORD_KEY] = record
     preempted = [output.num_preempted for output in outputs if output.num_preempted is not None]
     return TokenOutput(
@@ -234,3 +241,13 @@ def _merge(
         num_preempted=sum(preempted) if preempted else None,
         extra_fields=extra,
     )
+
+
+def _join_versions(parts: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    joined: list[list[int]] = []
+    for version, count in (run for part in parts for run in part):
+        if joined and joined[-1][0] == version:
+            joined[-1][1] += count
+        elif count:
+            joined.append([version, count])
+    return joined

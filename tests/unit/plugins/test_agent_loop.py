@@ -145,6 +145,21 @@ def test_interrupted_response_in_verl_s_output(cls: type[LLMServerClient]) -> No
     assert fields["response_mask"].sum() == 9 and fields["rollout_log_probs"].shape == fields["responses"].shape
 
 
+def test_weight_versions_of_sampled_tokens_are_joined_over_the_requests() -> None:
+    engine = make_engine("<think>7+5+7+5+7+5")
+    original, versions = engine.generate, [[[3, 2], [4, 4]], [[4, 1], [5, 2]]]
+
+    async def noting(request_id: str, **kwargs: Any) -> Any:
+        output = await original(request_id, **kwargs)
+        output.extra_fields |= {"versions": versions[len(engine.asked) - 1], "reissues": len(engine.asked)}
+        return output
+
+    engine.generate = noting  # type: ignore[method-assign]
+    output = run(engine)
+    assert output.extra_fields["versions"] == [[3, 2], [4, 5], [5, 2]] and output.extra_fields["reissues"] == 3
+    assert sum(count for _, count in output.extra_fields["versions"]) == sum(output.response_mask)
+
+
 def test_natural_close_is_one_request_and_verl_s_own_output() -> None:
     engine = make_engine("<think>7</think>12$")
     output = run(engine)
