@@ -91,7 +91,7 @@ def test_interrupted_responses_answer_and_fewer_are_cut(run: VerlRun) -> None:
             # Validation draws from its own range.
             assert len(text.removeprefix("<think>").split("Stop.")[0]) == VAL_BUDGET - 1
     responses = VAL_PROMPTS // 2 * VAL_RESPONSES
-    # verl's loop cuts about one in five; ours cuts one only if the answer takes more than its budget.
+    # verl's loop cuts about one in five, and so none of 32 in a run out of a thousand.
     assert complete[0] == responses, "an interrupted response was cut"
     assert complete[1] < responses
 
@@ -107,7 +107,7 @@ def test_training_responses_draw_from_the_range_and_every_one_answers(run: VerlR
 
 
 def test_the_trainer_recomputes_the_log_probs_of_all_sampled_tokens(run: VerlRun) -> None:
-    """The first batch is on-policy. A token of the phrase in the mask would be off by its log-prob, some -12."""
+    """The first batch is on-policy. A token of the phrase in the mask would be off by its log-prob, -5 or less."""
     first = run.metrics[1]
     assert first["scalerl/length/interrupted_fraction"] > 0
     assert first["scalerl/mismatch/log_ratio_abs_max"] < 1e-4

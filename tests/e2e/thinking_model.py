@@ -17,6 +17,8 @@ from tests.recipe_modules import load_quickstart_module
 
 LETTERS, DIGITS = "ab", "0123456789"
 MEAN_THINKING = 60
+RULED_OUT = -20.0
+"""Log-probability of what never follows; 103 tokens of it, 100 times a response, must not happen in a test run."""
 CONTEXT_SCALE = 0.01
 TOKEN_SCALE = 10.0
 
@@ -58,7 +60,7 @@ def make_thinking_model(folder: Path) -> Path:
         for dimension, (token, following) in enumerate(table.items()):
             embedding[tokenizer.convert_tokens_to_ids(token)] = TOKEN_SCALE * torch.eye(hidden)[dimension]
             # The final norm stretches every vector to the length of the square root of its size.
-            head[:, dimension] = -12.0 / math.sqrt(hidden)
+            head[:, dimension] = RULED_OUT / math.sqrt(hidden)
             for follower, probability in following.items():
                 index = tokenizer.convert_tokens_to_ids(follower)
                 head[index, dimension] = math.log(probability) / math.sqrt(hidden)
