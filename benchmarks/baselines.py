@@ -41,6 +41,7 @@ def describe(config: dict[str, Any]) -> dict[str, str]:
         "unfinished thinking": "closed at its budget"
         if config["actor_rollout_ref"]["rollout"]["agent"]["default_agent_loop"] == "forced_interruption"
         else "cut at the length limit",
+        "mastered prompts": _mastered(config["data"]),
         "old log-probs": "recorded at sampling"
         if algorithm["rollout_correction"]["bypass_mode"]
         else "recomputed before the update",
@@ -83,6 +84,13 @@ def _equal_rewards(algorithm: dict[str, Any]) -> str:
     if algorithm["adv_estimator"] == "scalerl" and algorithm["scalerl"]["zero_variance"] == "drop":
         return "dropped from every denominator"
     return "kept, with advantage 0"
+
+
+def _mastered(data: dict[str, Any]) -> str:
+    if "sampler" not in data:
+        return "drawn again"
+    options = data["sampler"]
+    return f"not drawn from epoch {options['first_epoch']} on, if {options['threshold']:g} of a visit passed"
 
 
 def overview_table() -> str:

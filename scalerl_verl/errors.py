@@ -37,3 +37,7 @@ class WeightSyncError(ScaleRLError, RuntimeError):
 
 class TruncationError(ScaleRLError, RuntimeError):
     """Too many responses were cut, and the run asked to be stopped then."""
+
+
+class HeadError(ScaleRLError, RuntimeError):
+    """The FP32 head cannot be put on this model, or is not what computes its log-probs."""

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from scalerl_verl.advantages import Sessions, session_advantages
-from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss
+from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss, mismatch_metrics
+from scalerl_verl.plugins import status
+from scalerl_verl.plugins.generator_probe import HEAD_FACT
 from scalerl_verl.plugins.rows import count_tokens, spread_rows, sum_rows
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.plugins.training_step import current_step
@@ -78,6 +80,31 @@ def policy_loss(
     # verl averages sums over data-parallel ranks.
     dp_size = config.global_batch_info.get("dp_size", 1)
     return loss, {name: value * dp_size if how == "sum" else value for name, (value, how) in measured.items()}
+
+
+def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[str, Any]) -> dict[str, float]:
+    """Metrics of the trainer-generator mismatch on one micro-batch for a loss that has none, if the FP32 head is on.
+
+    Args:
+        config: verl's ActorConfig.
+        model_output: ``log_probs`` of the tokens, nested.
+        data: the micro-batch, with the log-probs recorded at sampling.
+        metrics: what the loss measured; `policy_loss` has these names already.
+
+    Returns:
+        ``scalerl/mismatch/...``, or nothing.
+    """
+    if not status.read_facts(HEAD_FACT) or "rollout_log_probs" not in data:
+        return {}
+    if any(name.startswith("scalerl/mismatch/") for name in metrics):
+        return {}
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    logp_train_BT = no_padding_2_padding(model_output["log_probs"], data)
+    padded = data.select("rollout_log_probs", "response_mask").to_padded_tensor()
+    eps_max = PolicyLossSettings.from_config(config.policy_loss).eps_max
+    measured = mismatch_metrics(logp_train_BT.detach(), padded["rollout_log_probs"], padded["response_mask"], eps_max)
+    return {name: value for name, (value, _) in measured.items()}
 
 
 def metric_aggregations() -> dict[str, str]:

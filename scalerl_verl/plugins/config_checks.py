@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings, interruption_settings
+from scalerl_verl.plugins import curriculum_settings, head_settings, interruption_settings
 from scalerl_verl.plugins.names import FOR_ANY_ESTIMATOR, OWN_KEYS, PLANNED, near_misses, select
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
@@ -31,7 +31,7 @@ def find_problems(config: DictConfig) -> list[str]:
 
 def _names(config: DictConfig) -> Iterator[str]:
     for path, (value, meant) in near_misses(config).items():
-        if path == f"{curriculum_settings.SECTION}.class_path":
+        if path in (f"{curriculum_settings.SECTION}.class_path", head_settings.BACKEND, head_settings.HEAD_DTYPE):
             continue  # its own check says more
         yield f"{path}={value} does not exist: did you mean {meant}?"
     if OmegaConf.select(config, "scalerl") is not None:
@@ -271,6 +271,18 @@ def _slots(config: DictConfig) -> int:
     return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
+def _recorded(config: DictConfig) -> Iterator[str]:
+    recorded = select(config, f"{_ROLLOUT}.calculate_log_probs", False)
+    if recorded or head_settings.trainer_backend(config) is None:
+        return
+    if select(config, f"{_ACTOR}.policy_loss.loss_mode") == "scalerl_cispo":
+        return  # its own check says so
+    yield (
+        f"{_ROLLOUT}.calculate_log_probs=False: with the FP32 head the log-probs of trainer and generator are compared "
+        "on the first batch and in every step; set it True"
+    )
+
+
 _CHECKS: tuple[Check, ...] = (
     _names,
     _algorithm_section,
@@ -282,5 +294,7 @@ _CHECKS: tuple[Check, ...] = (
     _prompt_mean,
     curriculum_settings.find_problems,
     interruption_settings.find_problems,
+    head_settings.find_problems,
+    _recorded,
     _cpu,
 )

@@ -9,13 +9,15 @@ from scalerl_verl.upstream.verl import (
     bypass_mode,
     cpu,
     curriculum,
+    fp32_head,
+    head_probe,
     prompt_mean,
     startup_check,
     trainer_faults,
     training_step,
     weight_sync,
 )
-from scalerl_verl.upstream.vllm import cpu_linear
+from scalerl_verl.upstream.vllm import cpu_linear, head
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
@@ -24,10 +26,12 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *training_step.SPECS,
     *curriculum.SPECS,
     *agent_loop.SPECS,
+    *fp32_head.SPECS,
+    *head_probe.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,
     *cpu.SPECS,
 )
-VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS,)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS)
 
 SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS

@@ -53,13 +53,11 @@ def _build_update(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
         step = getattr(self, "_scalerl_step", None)
-        if step is None or not step.uses_names:
-            return original(self, batch, metrics)
-        if step.nothing_trains:
-            # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
-            metrics["scalerl/data/skipped_updates_sum"] = 1.0
-            return batch
-        metrics["scalerl/data/skipped_updates_sum"] = 0.0
+        if step is not None and step.uses_names:
+            metrics["scalerl/data/skipped_updates_sum"] = float(step.nothing_trains)
+            if step.nothing_trains:
+                # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
+                return batch
         batch = original(self, batch, metrics)
         for name in [name for name in metrics if name.startswith("actor/scalerl/")]:
             metrics[name.removeprefix("actor/")] = metrics.pop(name)
@@ -69,13 +67,15 @@ def _build_update(original: Any, module: ModuleType) -> Any:
 
 
 def _build_metrics(original: Any, module: ModuleType) -> Any:
-    from scalerl_verl.plugins.algorithms import metric_aggregations
+    from scalerl_verl.plugins.algorithms import measure_mismatch, metric_aggregations
 
     aggregations = metric_aggregations()
 
     @functools.wraps(original)
-    def ppo_loss(*args: Any, **kwargs: Any) -> Any:
-        loss, metrics = original(*args, **kwargs)
+    def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        loss, metrics = original(config, model_output, data, dp_group)
+        measured = measure_mismatch(config, model_output, data, metrics)
+        metrics.update(module.Metric.from_dict(measured, aggregation=module.AggregationType.MEAN))
         for name, how in aggregations.items():
             if name in metrics:
                 values = metrics[name].values
@@ -136,7 +136,8 @@ SPECS = (
         build=_build_metrics,
         kind="wrap",
         why="ppo_loss declares every metric of a policy loss a mean: a maximum over micro-batches would be averaged, "
-        "and a metric that comes with its own aggregation is refused.",
+        "and a metric that comes with its own aggregation is refused. With an FP32 head the mismatch is added to the "
+        "metrics of any other loss, too.",
         distribution="verl",
         versions=_VERSIONS,
         sources=("d7a7f4ab82c8a092467633bb9951c45697f58f3abf4c47137a8bb80ee159bfa7",),

@@ -2,8 +2,9 @@
 """The FP32 head against float64: values, gradients, sizes, masks, precision switches.
 
 Tolerances. Log-probabilities: an FP32 sum over H <= 256 products and a log-sum-exp of values around 20 have errors of a
-few 1e-6. Gradients with FP32 operands: 1e-5 relative. With bf16 operands on CUDA the gradient of the logits is rounded
-to 8 bits before its products (relative 2^-9 a term, 1.1e-3 root mean square) and so is the result: 3e-3.
+few 1e-6. Gradients with FP32 operands: 1e-5 relative. 16-bit operands: the result is rounded to 8 bits (bf16: up to
+2^-8 = 3.9e-3 a number, 1.6e-3 root mean square), and on CUDA the gradient of the logits is so before its products,
+which over a few tokens may be one large term each: 5e-3.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scalerl_verl.head.matmul import exact_fp32
 from tests.unit.head.conftest import Case, make_case, relative_error
 
 LOGP_TOLERANCE = 2e-5
-GRADIENT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 3e-3}
+GRADIENT_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
