@@ -69,5 +69,5 @@ def test_interruption_goes_with_weight_updates(run: VerlRun) -> None:
         assert interrupted > 0.5, "a random model hardly ever ends or closes anything by itself"
         assert metrics["scalerl/length/injected_tokens_sum"] == pytest.approx(interrupted * NUM_PROMPTS * GROUP_SIZE)
         assert metrics["scalerl/length/thinking_tokens_mean"] <= HIGH
-        assert metrics["response_length/max"] <= HIGH + 1 + ANSWER
+        assert metrics["scalerl/length/truncated_fraction"] > 0, "its answers use up their budget"
         assert math.isfinite(metrics["scalerl/mismatch/log_ratio_abs_max"])
