@@ -38,6 +38,9 @@ def describe(config: dict[str, Any]) -> dict[str, str]:
         "aggregation": aggregation,
         "advantages": _advantages(algorithm),
         "prompts of equal rewards": _equal_rewards(algorithm),
+        "unfinished thinking": "closed at its budget"
+        if config["actor_rollout_ref"]["rollout"]["agent"]["default_agent_loop"] == "forced_interruption"
+        else "cut at the length limit",
         "mastered prompts": _mastered(config["data"]),
         "old log-probs": "recorded at sampling"
         if algorithm["rollout_correction"]["bypass_mode"]

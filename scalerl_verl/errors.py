@@ -35,5 +35,9 @@ class WeightSyncError(ScaleRLError, RuntimeError):
     """The generator did not take the trainer's weights."""
 
 
+class TruncationError(ScaleRLError, RuntimeError):
+    """Too many responses were cut, and the run asked to be stopped then."""
+
+
 class HeadError(ScaleRLError, RuntimeError):
     """The FP32 head cannot be put on this model, or is not what computes its log-probs."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings, head_settings
-from scalerl_verl.plugins.names import OWN_KEYS, PLANNED, near_misses, select
+from scalerl_verl.plugins import curriculum_settings, head_settings, interruption_settings
+from scalerl_verl.plugins.names import FOR_ANY_ESTIMATOR, OWN_KEYS, PLANNED, near_misses, select
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
@@ -66,8 +66,8 @@ def _algorithm_section(config: DictConfig) -> Iterator[str]:
     estimator = select(config, "algorithm.adv_estimator")
     if estimator == "scalerl":
         return
-    # verl's estimators read the rewards that a shaping left, but know nothing of our other keys.
-    if set(section) - {"reward_shaping"} or not section:
+    # verl's estimators read the rewards that a shaping left, but know nothing of adv_norm and zero_variance.
+    if set(section) - FOR_ANY_ESTIMATOR or not section:
         yield (
             f"algorithm.scalerl is read by the estimator scalerl only, but algorithm.adv_estimator={estimator}: set "
             "algorithm.adv_estimator=scalerl or delete the section (~algorithm.scalerl)"
@@ -293,6 +293,7 @@ _CHECKS: tuple[Check, ...] = (
     _row_weights,
     _prompt_mean,
     curriculum_settings.find_problems,
+    interruption_settings.find_problems,
     head_settings.find_problems,
     _recorded,
     _cpu,

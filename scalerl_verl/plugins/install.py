@@ -24,6 +24,7 @@ def install_verl() -> None:
     registry.install(VERL_SPECS)
     after_import("verl.trainer.ppo.core_algos", _register_algorithms)
     after_import("verl.checkpoint_engine.base", _register_checkpoint_engine)
+    after_import("verl.experimental.agent_loop", _register_agent_loop)
     after_import("hydra.core.plugins", _register_search_path)
     registry.on_change.append(status.record)
     status.record("verl")
@@ -37,6 +38,10 @@ def _register_algorithms(core_algos: ModuleType) -> None:
 
 def _register_checkpoint_engine(_: ModuleType) -> None:
     import scalerl_verl.platform.gloo_checkpoint  # noqa: F401
+
+
+def _register_agent_loop(_: ModuleType) -> None:
+    import scalerl_verl.plugins.agent_loop  # noqa: F401
 
 
 def _register_search_path(plugins_module: ModuleType) -> None:

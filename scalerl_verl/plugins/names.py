@@ -22,8 +22,10 @@ _VALUES: dict[str, frozenset[str]] = {
     head_settings.BACKEND: frozenset(head_settings.BACKENDS),
     head_settings.HEAD_DTYPE: frozenset({head_settings.GENERATOR_DTYPE, "float"}),
 }
-OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping")
+OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping", "interruption", "truncation_alarm")
 """Keys of ``algorithm.scalerl``."""
+FOR_ANY_ESTIMATOR = frozenset({"reward_shaping", "interruption", "truncation_alarm"})
+"""Those that do not need the estimator ``scalerl``."""
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
     "algorithm": ("scalerl", *OWN_KEYS),
@@ -35,7 +37,7 @@ _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
 PREFIXES = ("scalerl", "fp32", "fp-32", "float32", "float-32", "torch.float32")
 """Beginnings of values that verl has none of: where one of our names may stand, such a value was meant to be one."""
-PLANNED = frozenset({"pipeline_rl", "ppo_off_policy", "forced_interruption"})
+PLANNED = frozenset({"pipeline_rl", "ppo_off_policy"})
 
 
 def select(config: DictConfig, path: str, default: Any = None) -> Any:

@@ -18,8 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from scalerl_verl.advantages import Sessions
 from scalerl_verl.advantages.reward_shaping import Responses, RewardShaping, make_reward_shapings, shape_rewards
 from scalerl_verl.plugins.rows import count_tokens, sum_rows
+from scalerl_verl.rollout import length_penalty  # noqa: F401 - registers length_penalty and exclude_truncated
 
-__all__ = ["SECTION", "make_reward_shapings", "read_shapings", "shape_batch"]
+__all__ = ["SECTION", "make_reward_shapings", "read_extra_fields", "read_shapings", "shape_batch"]
 
 SECTION = "algorithm.scalerl.reward_shaping"
 
@@ -60,7 +61,7 @@ def shape_batch(
     # Padding rows are no responses, and neither is a session without a token that trains.
     chosen_S = sessions.has_any(num_tokens_B > 0)
     final_R = sessions.final_row_S[chosen_S]
-    extra_fields = _read_extra_fields(batch)
+    extra_fields = read_extra_fields(batch)
     rewards_R, trains_R = shape_rewards(
         shapings,
         Responses(
@@ -94,7 +95,7 @@ def _put_rewards(
     data.batch["token_level_rewards"] = rewards_BT
 
 
-def _read_extra_fields(batch: Any) -> list[Mapping[str, Any]]:
+def read_extra_fields(batch: Any) -> list[Mapping[str, Any]]:
     """What the agent loop recorded of each row, from verl's TransferQueue."""
     import transfer_queue
 

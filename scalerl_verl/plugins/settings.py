@@ -10,6 +10,7 @@ from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.losses.ratios import SEQUENCE_TRUNCATIONS, is_token_range
+from scalerl_verl.plugins.interruption_settings import read_alarm, read_settings
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings
 
 ADV_NORMS = ("batch", "prompt", "none")
@@ -19,7 +20,7 @@ DEFAULT_EPS_MAX = 5.0
 
 @dataclass(frozen=True)
 class AlgorithmSettings:
-    """``algorithm.scalerl``: read by the estimator ``scalerl``, but for the reward shaping, which any estimator has.
+    """``algorithm.scalerl``: the first two keys are read by the estimator ``scalerl``, the others work with any.
 
     Args:
         adv_norm: divide the group-centred advantages by the standard deviation over the batch (ScaleRL), over
@@ -27,11 +28,15 @@ class AlgorithmSettings:
         zero_variance: ``drop`` takes prompts whose rewards are all equal out of the loss and out of every
             denominator; ``keep`` leaves them in the denominators.
         reward_shaping: name of a registered reward shaping -> its options; applied in this order before the estimator.
+        interruption: see `InterruptionSettings`; read by the agent loop ``forced_interruption``.
+        truncation_alarm: see `AlarmSettings`; works with every agent loop.
     """
 
     adv_norm: str = "batch"
     zero_variance: str = "drop"
     reward_shaping: Mapping[str, Any] | None = None
+    interruption: Mapping[str, Any] | None = None
+    truncation_alarm: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -45,6 +50,11 @@ class AlgorithmSettings:
             make_reward_shapings(self.reward_shaping)
         except ValueError as error:
             problems.append(f"algorithm.scalerl.{error}")
+        for read, section in ((read_settings, self.interruption), (read_alarm, self.truncation_alarm)):
+            try:
+                read(section)
+            except ScaleRLConfigError as error:
+                problems += error.problems
         if problems:
             raise ScaleRLConfigError(problems)
 

@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import Any
 
-_NAMES = r"(scalerl|scalerl_cispo|prompt-mean|gloo)"
+_NAMES = r"(scalerl|scalerl_cispo|prompt-mean|gloo|forced_interruption)"
 _HEADS = r"""impl_backend['"]?[=:]\s*['"]?fp32|head_dtype['"]?[=:]\s*['"]?float32"""
 _ON_COMMAND_LINE = re.compile(
     rf"^\+{{0,2}}(scalerl[@=]|algorithm\.scalerl\b|\S*poll_interval_s=)|^\+{{0,2}}[\w.@]+=['\"]?{_NAMES}['\"]?$|{_HEADS}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from scalerl_verl.upstream.spec import PatchSpec
 from scalerl_verl.upstream.verl import (
+    agent_loop,
     bypass_mode,
     compute,
     cpu,
@@ -26,6 +27,7 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *training_step.SPECS,
     *compute.SPECS,
     *curriculum.SPECS,
+    *agent_loop.SPECS,
     *fp32_head.SPECS,
     *head_probe.SPECS,
     *trainer_faults.SPECS,

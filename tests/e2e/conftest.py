@@ -13,7 +13,12 @@ from tests.e2e.launching import CPU_ENVIRONMENT, VerlRun, launch_verl, make_asse
 from tests.e2e.toggles import all_toggles
 
 RunVerl = Callable[..., VerlRun]
-NAMED = ("+scalerl=[recipe,cpu]", "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05")
+NAMED = (
+    "+scalerl=[recipe,cpu]",
+    "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05",
+    # Responses of 16 characters have no room for the paper's phrase; test_interruption.py has its own lengths.
+    "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",
+)
 UNNAMED = ("+scalerl=cpu",)
 SYNC_STEPS = 3
 

@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import RunVerl
-from tests.e2e.launching import NUM_PROMPTS, VerlRun
+from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.weights import compare_updates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 2
+LOW, HIGH, ANSWER = 6, 9, 5
 
 
 @pytest.fixture(scope="module")
 def run(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
-    """verl's separate_async with our loss, prompt average and estimator by name; two updates a step."""
+    """verl's separate_async with our loss, prompt average, estimator and loop by name; two updates a step."""
     return run_verl(
         "async",
         f"data.train_files={tiny_assets}/mixed.parquet",
@@ -29,6 +31,10 @@ def run(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
         "trainer.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=3",
         f"trainer.total_training_steps={STEPS}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=forced_interruption",
+        # A random model opens no thinking: all it writes counts as such.
+        "++algorithm.scalerl.interruption={start_marker: null, phrase: '</think>', "
+        f"thinking_budget: [{LOW}, {HIGH}], answer_budget: {ANSWER}}}",
         # The 'flush' fault of verl shows up only when INFO is enabled.
         env={"VERL_LOGGING_LEVEL": "INFO"},
     )
@@ -62,3 +68,13 @@ def test_policy_loss_runs_against_the_sampling_time_log_probs(run: VerlRun) -> N
     assert run.metrics[1]["scalerl/mismatch/log_ratio_abs_max"] >= 0
     off_policy = max(metrics["scalerl/mismatch/log_ratio_abs_max"] for metrics in run.metrics.values())
     assert off_policy > 1e-4, "every ratio is 1: old log-probs were recomputed, truncation could never act"
+
+
+def test_interruption_goes_with_weight_updates(run: VerlRun) -> None:
+    for metrics in run.metrics.values():
+        interrupted = metrics["scalerl/length/interrupted_fraction"]
+        assert interrupted > 0.5, "a random model hardly ever ends or closes anything by itself"
+        assert metrics["scalerl/length/injected_tokens_sum"] == pytest.approx(interrupted * NUM_PROMPTS * GROUP_SIZE)
+        assert metrics["scalerl/length/thinking_tokens_mean"] <= HIGH
+        assert metrics["scalerl/length/truncated_fraction"] > 0, "its answers use up their budget"
+        assert math.isfinite(metrics["scalerl/mismatch/log_ratio_abs_max"])

@@ -71,7 +71,13 @@ def test_plugin_changes_nothing_in_a_run_without_our_names(
 
 
 def test_recipe_by_name_trains_on_a_gpu(tmp_path_factory: pytest.TempPathFactory, assets: Path) -> None:
-    run = _launch(tmp_path_factory, "recipe", assets, "+scalerl=recipe", "actor_rollout_ref.actor.optim.lr=1e-4")
+    overrides = (
+        "+scalerl=recipe",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        # Responses of 16 characters have no room for the phrase.
+        "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",
+    )
+    run = _launch(tmp_path_factory, "recipe", assets, *overrides)
     assert run.code == 0, run.tail()
     assert compare_updates(run.folder / "weights") == 3
     metrics = run.metrics[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the field in losses, weighting, filtering and the generator's head: each has a test that fails with it.
+"""Faults of the field in losses, weighting, filtering, the generator's head and thinking budgets, each with its tests.
 
 The table is the index from a fault, as public trackers report it, to its tests; what it names must exist.
 """
@@ -97,6 +97,21 @@ FAULTS: dict[str, tuple[str, ...]] = {
     ),
     "sleep and wake-up of the engine: a stale head": (
         "gpu/test_vllm_head.py::test_head_follows_after_sleep_and_wake_up",
+    ),
+    "abort and resume yield more tokens than the response length": (
+        "unit/plugins/test_agent_loop.py::test_aborts_never_add_up_to_more_than_the_response_length",
+    ),
+    "tokens forced into the thinking enter the ratio": (
+        "unit/plugins/test_agent_loop.py::test_interrupted_response_in_verl_s_output",
+        "e2e/test_interruption.py::test_the_trainer_recomputes_the_log_probs_of_all_sampled_tokens",
+    ),
+    "the model closes its thinking just before: the phrase lands inside the answer": (
+        "unit/rollout/test_interruption.py::test_no_phrase_lands_behind_a_close_of_several_tokens",
+        "unit/rollout/test_interruption.py::test_markers_across_token_boundaries_are_found",
+        "unit/rollout/test_interruption.py::test_a_close_in_the_last_tokens_of_the_budget_is_not_interrupted",
+    ),
+    "a thinking budget that is counted from zero after a weight update": (
+        "unit/plugins/test_agent_loop.py::test_one_budget_for_a_response_that_weight_updates_interrupt",
     ),
 }
 

@@ -14,7 +14,7 @@ import scalerl_verl
 
 PACKAGE = Path(scalerl_verl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-ALGORITHMS = ("losses", "advantages", "curriculum", "scaling", "head")
+ALGORITHMS = ("losses", "advantages", "curriculum", "scaling", "head", "rollout")
 ALLOWED = {"numpy", "scipy", "torch"}
 KERNELS = {"head/rows_triton.py": {"triton"}}
 """Modules that are written in another language's package, imported only where they run."""

@@ -17,19 +17,23 @@ def _build_step(original: Any, module: ModuleType) -> Any:
     def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
         from scalerl_verl.plugins.compute import count_batch
         from scalerl_verl.plugins.curriculum import find_sampler, record_visits
+        from scalerl_verl.plugins.length_step import record_lengths, watches_lengths
         from scalerl_verl.plugins.reward_shaping import read_shapings
         from scalerl_verl.plugins.training_step import advantage_step
 
         sampler = find_sampler(self)
         with advantage_step(self.config, metrics) as step:
-            step.keep_rewards = sampler is not None
             step.shapings = read_shapings(self.config)
+            watched = watches_lengths(self.config, step)
+            step.keep_rewards = sampler is not None or watched
             if step.shapings:
                 step.batch, step.max_response_length = batch, int(self.config.data.max_response_length)
             result = original(self, batch, metrics)
         if sampler is not None:
             record_visits(sampler, batch, step)
         count_batch(self, batch, step)
+        if watched:
+            record_lengths(self, batch, step)
         self._scalerl_step = step
         return result
 

@@ -152,10 +152,70 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"trainer.v1.trainer_mode": "pipeline_rl"},
         ["trainer.v1.trainer_mode=pipeline_rl is not in this version"],
     ),
-    "agent loop of a later version": (
+    "misspelt agent loop": (
         "",
-        {f"{ROLLOUT}.agent.default_agent_loop": "forced_interruption"},
-        [f"{ROLLOUT}.agent.default_agent_loop=forced_interruption is not in this version"],
+        {f"{ROLLOUT}.agent.default_agent_loop": "forced-interuption"},
+        [f"{ROLLOUT}.agent.default_agent_loop=forced-interuption does not exist", "forced_interruption"],
+    ),
+    "interruption without its loop": (
+        "recipe",
+        {f"{ROLLOUT}.agent.default_agent_loop": "single_turn_agent", "algorithm.scalerl.interruption.seed": 1},
+        ["algorithm.scalerl.interruption is read by", f"{ROLLOUT}.agent.default_agent_loop=forced_interruption"],
+    ),
+    "unknown key of interruption": (
+        "interruption",
+        {"algorithm.scalerl.interruption.budget": 5},
+        ["algorithm.scalerl.interruption.budget does not exist", "thinking_budget, answer_budget"],
+    ),
+    "thinking budget the wrong way round": (
+        "interruption",
+        {"algorithm.scalerl.interruption.thinking_budget": [12, 10]},
+        ["algorithm.scalerl.interruption.thinking_budget=(12, 10) must be [low, high]"],
+    ),
+    "phrase that does not close": (
+        "interruption",
+        {"algorithm.scalerl.interruption.phrase": "Stop."},
+        ["algorithm.scalerl.interruption.phrase='Stop.' must contain end_marker='</think>' once"],
+    ),
+    "interruption beside the section": (
+        "recipe",
+        {"algorithm.interruption": {"seed": 1}},
+        ["algorithm.interruption has no effect", "algorithm.scalerl."],
+    ),
+    "tools in a single turn": (
+        "interruption",
+        {f"{ROLLOUT}.multi_turn.tool_config_path": "tools.yaml"},
+        [f"{ROLLOUT}.multi_turn.tool_config_path is set", "tool_agent"],
+    ),
+    "no prefix cache": (
+        "interruption",
+        {f"{ROLLOUT}.enable_prefix_caching": False},
+        [f"{ROLLOUT}.enable_prefix_caching=False", "set it True"],
+    ),
+    "routing replay": (
+        "interruption",
+        {f"{ROLLOUT}.enable_rollout_routing_replay": True},
+        [f"{ROLLOUT}.enable_rollout_routing_replay=True", "set it False"],
+    ),
+    "an engine with less room than a response": (
+        "interruption",
+        {f"{ROLLOUT}.max_model_len": 1000, f"{ROLLOUT}.prompt_length": 512, f"{ROLLOUT}.response_length": 512},
+        [f"{ROLLOUT}.max_model_len=1000 is less than", "1024"],
+    ),
+    "alarm that means nothing": (
+        "recipe",
+        {"algorithm.scalerl.truncation_alarm": {"fraction": 10, "on_alarm": "warn"}},
+        ["algorithm.scalerl.truncation_alarm.fraction=10 must be above 0 and at most 1"],
+    ),
+    "misspelt length penalty": (
+        "recipe",
+        {"algorithm.scalerl.reward_shaping": {"length_penalty": {"l_max": 5}}},
+        ["algorithm.scalerl.reward_shaping.length_penalty.l_max does not exist", "max_length, cache_length"],
+    ),
+    "truncated responses left out with an estimator of verl": (
+        "grpo",
+        {"algorithm.scalerl.reward_shaping": {"exclude_truncated": {}}},
+        ["algorithm.scalerl.reward_shaping.exclude_truncated leaves responses out", "adv_estimator=scalerl"],
     ),
     "old trainer": ("recipe", {"trainer.use_v1": False}, ["trainer.use_v1=False", "set trainer.use_v1=True"]),
     "unknown key of our section": (

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token budgets of a response: how long it may think, what is kept for its answer, and who draws what.
+
+All budgets count tokens of the response, over every request that it takes, whatever weights they run with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+PAPER_PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+PAPER_TOTAL, PAPER_LOW, PAPER_HIGH, PAPER_ANSWER = 14_336, 10_000, 12_000, 2_048
+"""arXiv 2510.13786: 12,288 thinking + 2,048 solution tokens, interrupted at a random position in [10k, 12k]."""
+
+
+@dataclass(frozen=True)
+class InterruptionSettings:
+    """``algorithm.scalerl.interruption``: read by the agent loop ``forced_interruption``.
+
+    Args:
+        thinking_budget: ``[low, high]``, tokens; each response draws its own uniformly, both ends included. None: the
+            paper's share of the response length, 10,000 to 12,000 of 14,336, as far as phrase and answer leave room.
+        answer_budget: tokens that an interrupted response may answer with; kept free whatever was drawn. None: the
+            paper's share, 2,048 of 14,336.
+        val_thinking_budget: the same for validation; None: as in training.
+        val_answer_budget: the same for validation; None: as in training.
+        phrase: appended where the budget ends; has to contain ``end_marker``.
+        start_marker: what opens the thinking, in the prompt or in the response. None: a response thinks from its first
+            token on.
+        end_marker: what closes it.
+        plain_text_markers: the markers are ordinary text to the tokenizer (start-up refuses that otherwise: most models
+            whose vocabulary and chat template have no such marker were never trained to think).
+        seed: of the draws.
+    """
+
+    thinking_budget: Sequence[int] | None = None
+    answer_budget: int | None = None
+    val_thinking_budget: Sequence[int] | None = None
+    val_answer_budget: int | None = None
+    phrase: str = PAPER_PHRASE
+    start_marker: str | None = "<think>"
+    end_marker: str = "</think>"
+    plain_text_markers: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = [*self._budget_problems(), *self._text_problems()]
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    def _budget_problems(self) -> Iterator[str]:
+        for key in ("thinking_budget", "val_thinking_budget"):
+            value = getattr(self, key)
+            if value is not None and not _is_range(value):
+                yield f"{key}={value!r} must be [low, high], whole numbers of tokens with 1 <= low <= high, or null"
+        for key in ("answer_budget", "val_answer_budget"):
+            value = getattr(self, key)
+            if value is not None and not (_is_whole(value) and value >= 0):
+                yield f"{key}={value!r} must be a whole number of tokens, 0 or more, or null"
+        if not _is_whole(self.seed):
+            yield f"seed={self.seed!r} must be a whole number"
+
+    def _text_problems(self) -> Iterator[str]:
+        if not isinstance(self.plain_text_markers, bool):
+            yield f"plain_text_markers={self.plain_text_markers!r} must be True or False"
+        if self.start_marker is not None and not (isinstance(self.start_marker, str) and self.start_marker.strip()):
+            yield f"start_marker={self.start_marker!r} must be a text such as <think>, or null"
+        if not (isinstance(self.end_marker, str) and self.end_marker.strip()):
+            yield f"end_marker={self.end_marker!r} must be a text such as </think>"
+        elif not isinstance(self.phrase, str) or self.phrase.count(self.end_marker) != 1:
+            yield f"phrase={self.phrase!r} must contain end_marker={self.end_marker!r} once, to close the thinking"
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Budgets that fit together, in tokens.
+
+    Args:
+        low: least thinking budget.
+        high: greatest thinking budget.
+        answer: what an interrupted response may answer with.
+        grace: what a response may take beyond its budget to complete an end marker that it has begun.
+        total: the whole response, injected tokens included.
+    """
+
+    low: int
+    high: int
+    answer: int
+    grace: int
+    total: int
+
+    def draw(self, seed: int, prompt_ids: Sequence[int], session: int) -> int:
+        """The thinking budget of one response, uniform in [low, high].
+
+        It depends on what the response is, not on when it is asked for: prompt, number among the responses to it, and
+        seed. A request that is reissued or resumed, in this run or a restarted one, draws the same.
+        """
+        identity = f"{seed}/{session}/{','.join(map(str, prompt_ids))}"
+        number = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big")
+        return self.low + number % (self.high - self.low + 1)
+
+
+def resolve_budgets(
+    settings: InterruptionSettings, total: int, phrase_tokens: int, grace_tokens: int, validation: bool = False
+) -> Budgets:
+    """Fill in what the settings leave open, and make sure that everything fits into a response.
+
+    Args:
+        settings: as configured.
+        total: tokens of a response at most (``data.max_response_length``).
+        phrase_tokens: tokens of the phrase.
+        grace_tokens: see `Budgets`.
+        validation: take the budgets of validation.
+
+    Raises:
+        ValueError: they do not fit, with the numbers.
+    """
+    prefix = "val_" if validation else ""
+    thinking, answer = settings.thinking_budget, settings.answer_budget
+    if validation:
+        thinking = settings.val_thinking_budget if settings.val_thinking_budget is not None else thinking
+        answer = settings.val_answer_budget if settings.val_answer_budget is not None else answer
+    if answer is None:
+        answer = total * PAPER_ANSWER // PAPER_TOTAL
+    room = total - answer - phrase_tokens - grace_tokens
+    if thinking is None:
+        high = min(total * PAPER_HIGH // PAPER_TOTAL, room)
+        low = min(total * PAPER_LOW // PAPER_TOTAL, high)
+        low = max(low, 1)
+    else:
+        low, high = (int(number) for number in thinking)
+    if high > room or room < 1:
+        parts = f"a phrase of {phrase_tokens} tokens and {answer} for the answer"
+        if grace_tokens:
+            parts += f" and {grace_tokens} to complete an end marker"
+        raise ValueError(
+            f"{prefix}thinking_budget up to {max(high, 1)}, {parts} do not fit into data.max_response_length={total}: "
+            f"lower {prefix}thinking_budget or {prefix}answer_budget, shorten phrase, or raise data.max_response_length"
+        )
+    return Budgets(low=low, high=high, answer=int(answer), grace=grace_tokens, total=total)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_range(value: object) -> bool:
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        return False
+    low, high = value
+    return _is_whole(low) and _is_whole(high) and 1 <= low <= high

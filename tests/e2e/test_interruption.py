@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forced interruption through verl and vLLM on a model that thinks for too long: one run, its validation included.
+
+Validation prompts name their loop in verl's column ``agent_name``: every second one is verl's single-turn loop.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import RunVerl
+from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
+from tests.e2e.thinking_model import make_thinking_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+STEPS, TOTAL = 2, 96
+LOW, HIGH, ANSWER = 56, 64, 4
+VAL_BUDGET, VAL_PROMPTS, VAL_RESPONSES = 30, 16, 4
+PHRASE = "Stop.</think>"
+BLOCK = 32
+
+
+@pytest.fixture(scope="module")
+def run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    import pandas
+
+    folder = tmp_path_factory.mktemp("interruption")
+    make_thinking_model(folder / "model")
+    rows = pandas.read_parquet(tiny_assets / "test.parquet").to_dict("records")
+    val = [
+        {
+            **rows[0],
+            "prompt": [{"role": "user", "content": f"{100 + index}+1"}],
+            "agent_name": ["forced_interruption", "single_turn_agent"][index % 2],
+        }
+        for index in range(VAL_PROMPTS)
+    ]
+    pandas.DataFrame(val).to_parquet(folder / "val.parquet")
+    section = "++algorithm.scalerl.interruption"
+    return run_verl(
+        "interruption",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=forced_interruption",
+        f"{section}.thinking_budget=[{LOW},{HIGH}]",
+        f"{section}.answer_budget={ANSWER}",
+        f"{section}.val_thinking_budget=[{VAL_BUDGET},{VAL_BUDGET}]",
+        f"{section}.phrase='{PHRASE}'",
+        f"actor_rollout_ref.model.path={folder / 'model'}",
+        f"data.train_files={tiny_assets}/mixed.parquet",
+        f"data.val_files={folder}/val.parquet",
+        f"data.max_response_length={TOTAL}",
+        "actor_rollout_ref.rollout.max_model_len=128",
+        f"+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size={BLOCK}",
+        f"actor_rollout_ref.rollout.val_kwargs.n={VAL_RESPONSES}",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+        "trainer.val_before_train=True",
+        f"trainer.validation_data_dir={folder / 'validation'}",
+        f"trainer.rollout_data_dir={folder / 'rollouts'}",
+        f"trainer.total_training_steps={STEPS}",
+        folder=folder,
+    )
+
+
+def texts(run: VerlRun, kind: str, step: int) -> Iterator[tuple[int, str]]:
+    """(number in the prompt, response) of a step."""
+    for line in (run.folder / kind / f"{step}.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        yield int(re.findall(r"\d+", entry["input"])[0]), entry["output"]
+
+
+def is_complete(text: str) -> bool:
+    return re.fullmatch(r"<think>[ab]*(Stop\.)?</think>\d", text) is not None
+
+
+def test_run_ends_well(run: VerlRun) -> None:
+    assert run.code == 0, run.tail()
+    assert run.leftover_processes == 0
+
+
+def test_interrupted_responses_answer_and_fewer_are_cut(run: VerlRun) -> None:
+    complete = {0: 0, 1: 0}
+    for number, text in texts(run, "validation", 0):
+        complete[number % 2] += is_complete(text)
+        if number % 2 == 0 and PHRASE in text:
+            # Validation draws from its own range.
+            assert len(text.removeprefix("<think>").split("Stop.")[0]) == VAL_BUDGET - 1
+    responses = VAL_PROMPTS // 2 * VAL_RESPONSES
+    # verl's loop cuts about one in five, and so none of 32 in a run out of a thousand.
+    assert complete[0] == responses, "an interrupted response was cut"
+    assert complete[1] < responses
+
+
+def test_training_responses_draw_from_the_range_and_every_one_answers(run: VerlRun) -> None:
+    drawn = set()
+    for step in range(1, STEPS + 1):
+        for _, text in texts(run, "rollouts", step):
+            assert text.count("</think>") == 1, text
+            if PHRASE in text:
+                drawn.add(len(text.removeprefix("<think>").split("Stop.")[0]) + 1)
+    assert drawn <= set(range(LOW, HIGH + 1)) and len(drawn) > 3
+
+
+def test_the_trainer_recomputes_the_log_probs_of_all_sampled_tokens(run: VerlRun) -> None:
+    """The first batch is on-policy. A token of the phrase in the mask would be off by its log-prob, -5 or less."""
+    first = run.metrics[1]
+    assert first["scalerl/length/interrupted_fraction"] > 0
+    assert first["scalerl/mismatch/log_ratio_abs_max"] < 1e-4
+
+
+def test_metrics_tell_what_became_of_the_responses(run: VerlRun) -> None:
+    for metrics in (run.metrics[step] for step in range(1, STEPS + 1)):
+        length = {key.removeprefix("scalerl/length/"): value for key, value in metrics.items() if "/length/" in key}
+        assert length["interrupted_fraction"] + length["natural_close_fraction"] == pytest.approx(1)
+        assert length["truncated_fraction"] == length["truncated_fraction_prompt_max"] == 0
+        assert {"reward_interrupted_mean", "reward_natural_mean", "truncation_alarm_max"} <= set(length)
+        assert length["answer_tokens_mean"] == pytest.approx(2)
+        num_responses = NUM_PROMPTS * GROUP_SIZE
+        injected = length["interrupted_fraction"] * num_responses * 6
+        assert length["injected_tokens_sum"] == pytest.approx(injected)
+        sampled = (length["thinking_tokens_mean"] + length["answer_tokens_mean"]) * num_responses
+        assert metrics["scalerl/data/generated_tokens_sum"] == pytest.approx(sampled)
+        assert metrics["response_length/mean"] * num_responses == pytest.approx(sampled + injected)
+
+
+def test_continuations_find_their_prefix_in_the_cache(run: VerlRun) -> None:
+    """All but the tokens of the last, unfinished block."""
+    prompt = run.metrics[1]["prompt_length/max"]
+    shortest = prompt + LOW + 6
+    assert run.metrics[1]["scalerl/length/continuation_cached_fraction"] > 1 - BLOCK / shortest
