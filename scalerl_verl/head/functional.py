@@ -107,6 +107,8 @@ def check_arguments(
         raise ValueError("weight has no rows: a vocabulary of 0 tokens has no probabilities.")
     if not isinstance(temperature, torch.Tensor) and not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature is {temperature}; a finite number > 0 is allowed.")
+    if isinstance(temperature, torch.Tensor) and temperature.device.type == "cpu" and not bool((temperature > 0).all()):
+        raise ValueError(f"temperature has entries down to {float(temperature.min())}; numbers > 0 are allowed.")
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"chunk_rows is {chunk_rows}; a number >= 1 or None is allowed.")
     if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < len(weight):

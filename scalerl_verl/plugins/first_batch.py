@@ -91,5 +91,7 @@ def _is_fp32(config: Any) -> bool:
     from omegaconf import OmegaConf
 
     trainer = OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype")
-    generator = OmegaConf.select(config, "actor_rollout_ref.rollout.dtype")
+    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
+    # The engine's own key wins over verl's.
+    generator = OmegaConf.select(rollout, "engine_kwargs.vllm.dtype") or OmegaConf.select(rollout, "dtype")
     return str(trainer) in ("fp32", "float32") and str(generator) in ("fp32", "float32", "float")

@@ -6,6 +6,7 @@ Shape legend: B rows (responses), T tokens of the padded response.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from scalerl_verl.errors import HeadError
 from scalerl_verl.losses import mismatch_metrics
+from scalerl_verl.losses.ratios import usable_tokens
 from scalerl_verl.plugins import status
 from scalerl_verl.plugins.generator_probe import HEAD_FACT, judge_head
 
@@ -96,7 +98,7 @@ def describe_records(records: dict[str, Records]) -> str:
         noted = [entry for process in records[side] for entry in process]
         if noted:
             weights = "/".join(sorted({entry["weight_dtype"] for entry in noted}))
-            worst = max(entry[error] for entry in noted)
+            worst = max((entry[error] for entry in noted), key=lambda value: math.inf if math.isnan(value) else value)
             parts.append(f"{side} off by {worst:.2g} at most ({len(records[side])} processes, {weights} weights)")
     return "FP32 head against float64: " + "; ".join(parts)
 
@@ -139,21 +141,25 @@ def compare_first_batch(
         limit: largest mean |log-ratio|.
 
     Returns:
-        ``scalerl/mismatch/first_batch_log_ratio_abs_mean`` and ``..._max``.
+        ``scalerl/mismatch/first_batch_log_ratio_abs_mean`` and ``..._max``; nothing if no token is unmasked.
 
     Raises:
-        HeadError: the mean is above the limit, or a token has no finite log-prob.
+        HeadError: the mean is above the limit, or a token has a log-prob that is none.
     """
-    difference_N = (logp_train_BT.double() - logp_rollout_BT.double())[mask_BT].abs()
+    difference_BT = logp_train_BT.double() - logp_rollout_BT.double()
+    # What the loss would leave out as no probability counts as broken here, or a head of rubbish would agree perfectly.
+    compared_BT = usable_tokens(logp_train_BT, logp_rollout_BT, mask_BT) & difference_BT.isfinite()
+    num_tokens, num_broken = int(mask_BT.sum()), int((mask_BT & ~compared_BT).sum())
+    if not num_tokens:
+        return {}
     measured = mismatch_metrics(logp_train_BT, logp_rollout_BT, mask_BT)
     mean, largest = (measured[f"scalerl/mismatch/log_ratio_abs_{how}"][0] for how in ("mean", "max"))
-    num_broken = int((~difference_N.isfinite()).sum())
     if num_broken or not mean <= limit:
         raise HeadError(
             f"trainer and generator disagree about the first batch, sampled under the weights that the trainer holds: "
-            f"mean |log-ratio| {mean:.3g} (allowed {limit:g}), max {largest:.3g}, {num_broken} of {len(difference_N)} "
-            "log-probs not finite. Look for a head in another precision on one side, weights that did not arrive, "
-            "or a temperature or token mask that only one side applies"
+            f"mean |log-ratio| {mean:.3g} (allowed {limit:g}), max {largest:.3g}, {num_broken} of {num_tokens} "
+            "log-probs not those of a probability. Look for a head in another precision on one side, weights that did "
+            "not arrive, or a temperature, top_p, top_k or token mask that only one side applies"
         )
     prefix = "scalerl/mismatch/first_batch_log_ratio_abs"
     return {f"{prefix}_mean": mean, f"{prefix}_max": largest}

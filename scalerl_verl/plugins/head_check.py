@@ -137,10 +137,12 @@ def measure(layer: Any, hidden: torch.Tensor, weight: torch.Tensor, fused: bool)
         weight: the gathered weight as the head sees it, [V, H].
         fused: measure the log-prob function, else the logits.
     """
-    at = torch.linspace(0, len(weight) - 1, NUM_PROBES, device=weight.device).long()
+    candidates = torch.linspace(0, len(weight) - 1, 4 * NUM_PROBES, device=weight.device).long()
+    # The longest of some rows: the row of a token that no data ever had may be (all but) zero, and a probe that lifts
+    # its logit would lift those of other tokens to where FP32 has no digits left.
+    at = candidates[weight[candidates].double().norm(dim=-1).topk(NUM_PROBES).indices]
     rows = weight[at].double()
     norms = rows.square().sum(dim=-1, keepdim=True)
-    # A row of zeros (an unused token) would divide by 0; its logits are 0 then, and right.
     heights = torch.linspace(*PROBE_LOGITS, NUM_PROBES, dtype=torch.float64, device=weight.device)[:, None]
     probes = (heights * rows / norms.clamp(min=torch.finfo(torch.float32).tiny)).to(hidden.dtype)
     bias = None if layer.bias is None else layer.bias.double()

@@ -308,6 +308,7 @@ BAD = {
     "width": (dict(hidden=torch.zeros(4, 9)), "with the same H are allowed"),
     "empty": (dict(weight=torch.zeros(0, 8)), "weight has no rows"),
     "temperature": (dict(temperature=0.0), "temperature is 0.0; a finite number > 0"),
+    "temperatures": (dict(temperature=torch.tensor([1.0, 0.0, 1.0, 1.0])), "entries down to 0.0; numbers > 0"),
     "chunk": (dict(chunk_rows=0), "chunk_rows is 0"),
     "impl": (dict(impl="fused"), "impl is 'fused'; auto, chunked, naive are allowed"),
     "device": (dict(weight=torch.zeros(11, 8, device="meta")), "move them to one device"),

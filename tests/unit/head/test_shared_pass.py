@@ -94,6 +94,22 @@ def test_masked_tokens_contribute_nothing_whatever_they_hold(device: str) -> Non
     assert clean[3].any()
 
 
+def test_a_token_of_almost_no_probability_does_not_end_the_step(device: str) -> None:
+    """Its ratio, e^-85, times the average's factor is a denormal number, of which FP32 keeps a few bits."""
+    case = make_case(N, H, V, torch.float32, device)
+    cispo = Cispo(case)
+    cispo.mask[3] = True
+    with torch.no_grad():
+        cispo.rollout[3] = linear_logprobs(case.hidden, case.weight, case.labels).logp[3] + 85
+    separate = gradients(case, linear_logprobs, lambda logp: cispo(logp, slice(None)).sum() / 400_000)
+    shared = gradients(
+        case,
+        lambda *operands: shared_pass_logprobs(*operands, cispo),
+        lambda logp: cispo(logp, slice(None)).sum() / 400_000,
+    )
+    assert relative_error(shared[3], separate[3]) < 1e-5
+
+
 def test_a_batch_without_signal_has_no_gradient(device: str) -> None:
     case = make_case(N, H, V, torch.bfloat16, device)
     cispo = Cispo(case)

@@ -254,6 +254,19 @@ def test_probe_tells_fp32_from_bf16_logits(
     assert found["weight_dtype"] == str(dtype).removeprefix("torch.")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-5, 1e-3])
+def test_probe_is_not_misled_by_rows_of_unused_tokens(scale: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(1024, 2048, bias=False)
+    with torch.no_grad():
+        layer.weight[-300:] *= scale
+        layer.weight[0] *= scale
+    layer = layer.to(dtype)
+    found = measure(layer, torch.zeros(1, 1024, dtype=dtype), layer.weight, fused=True)
+    assert 0 < found["max_error"] < found["tolerance"]
+
+
 def test_probe_tells_true_fp32_from_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands cut to TF32's 10 bits of mantissa, at the largest hidden size in common use for which that shows."""
     torch.manual_seed(0)
