@@ -108,7 +108,12 @@ def make_reward_shapings(section: Mapping[str, Mapping[str, Any] | None] | None)
             raise ValueError(
                 f"reward_shaping.{name}.{unknown[0]} does not exist; the options are: {', '.join(fields) or 'none'}"
             )
-        made[name] = cls(**(options or {}))
+        try:
+            made[name] = cls(**(options or {}))
+        except TypeError as error:
+            raise ValueError(
+                f"reward_shaping.{name}: {error}; the options are: {', '.join(fields) or 'none'}"
+            ) from error
     return made
 
 

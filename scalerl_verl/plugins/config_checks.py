@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -103,6 +105,19 @@ def _estimator(config: DictConfig) -> Iterator[str]:
         )
     if select(config, "algorithm.use_kl_in_reward", False):
         yield "algorithm.use_kl_in_reward=True changes the rewards that zero-variance filtering compares: set it False"
+    if select(config, "critic.enable", False):
+        yield (
+            "critic.enable=True: algorithm.adv_estimator=scalerl makes no value targets, its returns are advantages "
+            "with row weights; set critic.enable=False"
+        )
+    drops = select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop"
+    for key, inactive in (("entropy_coeff", 0), ("use_kl_loss", False)):
+        value = select(config, f"{_ACTOR}.{key}", inactive)
+        if drops and value != inactive and select(config, f"{_ACTOR}.loss_agg_mode") != "prompt-mean":
+            yield (
+                f"{_ACTOR}.{key}={value} with algorithm.scalerl.zero_variance=drop: this term would still average over "
+                f"the dropped prompts, and fall away where all are; set {key}={inactive}, or zero_variance=keep"
+            )
     rejection = "algorithm.rollout_correction.rollout_rs"
     if select(config, rejection) is not None and select(config, f"{_ACTOR}.policy_loss.loss_mode") != "scalerl_cispo":
         yield (
@@ -155,17 +170,58 @@ def _cispo(config: DictConfig) -> Iterator[str]:
     for key in ("rollout_is", "rollout_rs"):
         if select(config, f"{correction}.{key}") is not None:
             yield f"{correction}.{key} corrects the mismatch that scalerl_cispo already truncates: set it to null"
+
+
+def _unread_keys(config: DictConfig) -> Iterator[str]:
+    """Keys of the policy-loss section that are neither verl's nor ours."""
+    from verl.workers.config.actor import PolicyLossConfig
+
+    own = [field.name for field in fields(PolicyLossSettings)]
+    known = {"_target_", *own, *(field.name for field in fields(PolicyLossConfig))}
+    for key in OmegaConf.select(config, f"{_ACTOR}.policy_loss") or ():
+        if str(key) not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"ours are {', '.join(own)}"
+            yield f"{_ACTOR}.policy_loss.{key} does not exist: {hint}"
+
+
+def _engine_setting(config: DictConfig, key: str, default: str) -> tuple[str, str]:
+    """(path, value) of a setting as vLLM gets it: verl lets ``engine_kwargs.vllm`` override its own keys."""
+    for path in (f"{_ROLLOUT}.engine_kwargs.vllm.{key}", f"{_ROLLOUT}.{key}"):
+        value = select(config, path)
+        if value is not None:
+            return path, str(value)
+    return f"{_ROLLOUT}.{key}", default
+
+
+def _recorded(config: DictConfig) -> Iterator[str]:
+    """What the log-probs recorded at sampling must be where a loss, or the check of the FP32 head, relies on them."""
+    loss = select(config, f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
+    bypass = bool(select(config, "algorithm.rollout_correction.bypass_mode", False))
+    uses = {
+        "policy_loss.loss_mode=scalerl_cispo": loss == "scalerl_cispo",
+        "algorithm.rollout_correction.bypass_mode=True": bypass,
+        "the FP32 head, which compares both sides in every step,": head_settings.trainer_backend(config) is not None,
+    }
+    reason = next((reason for reason, holds in uses.items() if holds), None)
+    if reason is None:
+        return
     if not select(config, f"{_ROLLOUT}.calculate_log_probs", False):
-        yield f"{_ROLLOUT}.calculate_log_probs=False: scalerl_cispo needs the sampling-time log-probs; set it True"
+        yield f"{_ROLLOUT}.calculate_log_probs=False: {reason} needs the sampling-time log-probs; set it True"
     yield from _sampling(config)
-    if str(_engine_setting(config, "dtype", "")).lower() in ("float16", "half", "fp16"):
-        yield f"{_ROLLOUT}.dtype=float16 cannot hold an importance ratio: use bfloat16 or float32"
-
-
-def _engine_setting(config: DictConfig, key: str, default: str) -> str:
-    """A setting as vLLM gets it: verl lets ``engine_kwargs.vllm`` override its own keys."""
-    value = select(config, f"{_ROLLOUT}.engine_kwargs.vllm.{key}", select(config, f"{_ROLLOUT}.{key}", default))
-    return str(value)
+    path, dtype = _engine_setting(config, "dtype", "")
+    if dtype.lower() in ("float16", "half", "fp16"):
+        yield f"{path}={dtype} cannot hold an importance ratio: use bfloat16 or float32"
+    for key in ("rollout_is", "rollout_rs"):
+        if (
+            bypass
+            and loss not in ("scalerl_cispo", "bypass_mode")
+            and (select(config, f"algorithm.rollout_correction.{key}") is not None)
+        ):
+            yield (
+                f"algorithm.rollout_correction.{key} has no effect with bypass_mode=True and policy_loss.loss_mode="
+                f"{loss}: verl computes no correction then; set {key}=null, or bypass_mode=False"
+            )
 
 
 def _sampling(config: DictConfig) -> Iterator[str]:
@@ -173,12 +229,12 @@ def _sampling(config: DictConfig) -> Iterator[str]:
     temperature = float(select(config, f"{_ROLLOUT}.temperature", 1.0))
     if temperature <= 0:
         yield f"{_ROLLOUT}.temperature={temperature}: greedy sampling has no importance ratio; set it above 0"
-    mode = _engine_setting(config, "logprobs_mode", "processed_logprobs")
+    path, mode = _engine_setting(config, "logprobs_mode", "processed_logprobs")
     if mode not in ("processed_logprobs", "raw_logprobs"):
-        yield f"{_ROLLOUT}.logprobs_mode={mode} records no log-probs: set logprobs_mode=processed_logprobs"
+        yield f"{path}={mode} records no log-probs: set logprobs_mode=processed_logprobs"
     elif temperature != 1.0 and mode != "processed_logprobs":
         yield (
-            f"{_ROLLOUT}.logprobs_mode={mode} with temperature={temperature}: the recorded log-probs would be at "
+            f"{path}={mode} with temperature={temperature}: the recorded log-probs would be at "
             "temperature 1, the trainer scores at the sampling temperature; set logprobs_mode=processed_logprobs"
         )
     top_p, top_k = float(select(config, f"{_ROLLOUT}.top_p", 1.0)), int(select(config, f"{_ROLLOUT}.top_k", -1))
@@ -271,18 +327,6 @@ def _slots(config: DictConfig) -> int:
     return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
-def _recorded(config: DictConfig) -> Iterator[str]:
-    recorded = select(config, f"{_ROLLOUT}.calculate_log_probs", False)
-    if recorded or head_settings.trainer_backend(config) is None:
-        return
-    if select(config, f"{_ACTOR}.policy_loss.loss_mode") == "scalerl_cispo":
-        return  # its own check says so
-    yield (
-        f"{_ROLLOUT}.calculate_log_probs=False: with the FP32 head the log-probs of trainer and generator are compared "
-        "on the first batch and in every step; set it True"
-    )
-
-
 _CHECKS: tuple[Check, ...] = (
     _names,
     _algorithm_section,
@@ -290,11 +334,12 @@ _CHECKS: tuple[Check, ...] = (
     _estimator,
     _poll_interval,
     _cispo,
+    _unread_keys,
+    _recorded,
     _row_weights,
     _prompt_mean,
     curriculum_settings.find_problems,
     interruption_settings.find_problems,
     head_settings.find_problems,
-    _recorded,
     _cpu,
 )

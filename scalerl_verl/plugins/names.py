@@ -29,6 +29,7 @@ FOR_ANY_ESTIMATOR = frozenset({"reward_shaping", "interruption", "truncation_ala
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
     "algorithm": ("scalerl", *OWN_KEYS),
+    "actor_rollout_ref.actor.policy_loss": ("eps_max", "token_mask_range", "sequence_truncation"),
     "trainer.v1.sampler": ("poll_interval",),
     "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),
 }

@@ -137,6 +137,44 @@ LEAVE_ONE_OUT = {
 }
 """Piece of the recipe -> a user's overrides that leave it out."""
 REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "truncated sampling with a baseline": ("dapo", {f"{ROLLOUT}.top_p": 0.7}, [f"{ROLLOUT}.top_p=0.7", "leaks into"]),
+    "raw log-probs with a baseline": (
+        "dapo",
+        {f"{ROLLOUT}.temperature": 0.7, f"{ROLLOUT}.logprobs_mode": "raw_logprobs"},
+        [f"{ROLLOUT}.logprobs_mode=raw_logprobs with temperature=0.7"],
+    ),
+    "no recorded log-probs with a baseline": (
+        "dapo",
+        {f"{ROLLOUT}.calculate_log_probs": False},
+        ["bypass_mode=True needs the sampling-time log-probs"],
+    ),
+    "truncated sampling with the head": ("fp32_head", {f"{ROLLOUT}.top_k": 20}, ["top_k=20", "leaks into"]),
+    "correction that does nothing": (
+        "dapo",
+        {"algorithm.rollout_correction.rollout_is": "token"},
+        ["rollout_is has no effect with bypass_mode=True and policy_loss.loss_mode=vanilla"],
+    ),
+    "misspelt key of the loss": (
+        "cispo",
+        {f"{ACTOR}.policy_loss.eps_maxx": 4},
+        [f"{ACTOR}.policy_loss.eps_maxx does not exist", "did you mean eps_max"],
+    ),
+    "key of our loss alone": (
+        "",
+        {f"{ACTOR}.policy_loss.eps_max": 4},
+        [f"~{ACTOR}.policy_loss.eps_max", "loss_mode=vanilla"],
+    ),
+    "KL term beside dropped prompts": (
+        "advantage",
+        {f"{ROLLOUT}.n": 16, f"{ACTOR}.use_kl_loss": True},
+        [f"{ACTOR}.use_kl_loss=True", "zero_variance=keep"],
+    ),
+    "critic on our returns": ("recipe", {"critic.enable": True}, ["critic.enable=False"]),
+    "half precision by the engine's key": (
+        "recipe",
+        {f"{ROLLOUT}.engine_kwargs.vllm.dtype": "float16"},
+        [f"{ROLLOUT}.engine_kwargs.vllm.dtype=float16"],
+    ),
     "misspelt loss": (
         "",
         {f"{ACTOR}.policy_loss.loss_mode": "scalerl_cipso"},
@@ -273,7 +311,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "nucleus sampling": ("recipe", {f"{ROLLOUT}.top_p": 0.9}, [f"{ROLLOUT}.top_p=0.9", "top_p=1.0"]),
     "top-k sampling": ("recipe", {f"{ROLLOUT}.top_k": 40}, ["top_k=40", "top_k=-1"]),
-    "half precision": ("recipe", {f"{ROLLOUT}.dtype": "half"}, [f"{ROLLOUT}.dtype=float16"]),
+    "half precision": ("recipe", {f"{ROLLOUT}.dtype": "half"}, [f"{ROLLOUT}.dtype=half"]),
     "prompt average with SAPO": (
         "prompt_mean",
         {f"{ACTOR}.policy_loss.loss_mode": "sapo"},
@@ -477,7 +515,12 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "shared pass with an entropy bonus": (
         "recipe",
-        {HEAD: "fp32_shared_pass", f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.1},
+        {
+            HEAD: "fp32_shared_pass",
+            "algorithm.scalerl.zero_variance": "keep",
+            f"{ACTOR}.loss_agg_mode": "token-mean",
+            f"{ACTOR}.entropy_coeff": 0.1,
+        },
         [f"{ACTOR}.entropy_coeff=0.1", "set it to 0", f"or set {HEAD}=fp32"],
     ),
     "CPU without its platform": ("recipe", {"trainer.device": "cpu"}, ["trainer.device=cpu", f"{PLATFORM_ENV}=cpu"]),
@@ -630,7 +673,11 @@ def test_names_work_by_verl_s_plain_syntax_without_a_preset(only_config_checks: 
         f"{CORRECTION}.bypass_mode=True",
     )
     asked = startup.prepare_run(config)
-    assert asked == {f"{ACTOR}.policy_loss.loss_mode": "scalerl_cispo", f"{ACTOR}.loss_agg_mode": "prompt-mean"}
+    assert asked == {
+        f"{ACTOR}.policy_loss.loss_mode": "scalerl_cispo",
+        f"{ACTOR}.policy_loss.eps_max": "set",
+        f"{ACTOR}.loss_agg_mode": "prompt-mean",
+    }
     section = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
     assert type(section) is ScaleRLPolicyLossConfig
     assert section.eps_max == 4
