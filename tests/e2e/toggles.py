@@ -37,6 +37,9 @@ TOGGLES: dict[str, dict[str, Any]] = {
 
 BASELINES = ("grpo", "drgrpo", "dapo", "gspo", "cispo_minimax")
 """Presets that train on such a batch; `reinforce_tis` needs old log-probs of its own, and more fields in the queue."""
+_NOT_SATURATED = {"gspo": {f"{_ACTOR}.clip_ratio_low": 1.0, f"{_ACTOR}.clip_ratio_high": 1e9}}
+"""An update moves whole responses of this tiny model further than GSPO's clip range: no gradient would be left of most
+batches. Its ratio of the sequence and its average are what the replay is to show."""
 _SECTIONS = ("data.sampler", "algorithm.scalerl")
 _OBJECTIVE = ("actor_rollout_ref.actor.", "algorithm.", "data.sampler")
 _OF_GENERATION = "algorithm.filter_groups"
@@ -52,7 +55,7 @@ def baseline_toggle(preset: str) -> dict[str, Any]:
     for path in recipe.keys() - other.keys():
         section = next((section for section in _SECTIONS if path.startswith(section)), path)
         found[section] = None  # takes it away
-    found |= {f"{_LOSS}._target_": _VERL_LOSS[f"{_LOSS}._target_"]}
+    found |= {f"{_LOSS}._target_": _VERL_LOSS[f"{_LOSS}._target_"], **_NOT_SATURATED.get(preset, {})}
     return {
         path: value
         for path, value in found.items()
