@@ -33,6 +33,8 @@ OUR_LOSS = "scalerl/loss/"
 # With an FP32 head any loss reports the mismatch; these two of its metrics know the cap.
 MISMATCH_AT_CAP = {"scalerl/mismatch/ess_frac", "scalerl/mismatch/above_cap_frac"}
 CURRICULUM = "scalerl/data/curriculum_"
+# The alarm looks back over the batches before, to which each replay adds one.
+LOOK_BACK = {"scalerl/length/truncation_alarm_max", "scalerl/length/truncated_window_fraction"}
 STD = math.sqrt((3 * 0.75 + 3 * 1.0) / 6)
 # A gradient in FP32 whose sums run in another order.
 FP32_TOLERANCE = 1e-5
@@ -62,7 +64,8 @@ def replays(sync_run: VerlRun) -> Replays:
     found = json.loads((sync_run.folder / "weights" / "replay.json").read_text())
     assert list(found) == [*TOGGLES, *BASELINES, "the run's own"]
     return {
-        name: {key: value for key, value in metrics.items() if "perf/" not in key} for name, metrics in found.items()
+        name: {key: value for key, value in metrics.items() if "perf/" not in key and key not in LOOK_BACK}
+        for name, metrics in found.items()
     }
 
 
