@@ -83,11 +83,15 @@ def _algorithm_section(config: DictConfig) -> Iterator[str]:
             )
 
 
+def _drops_prompts(config: DictConfig) -> bool:
+    """Whether the estimator ``scalerl``, where it is used, leaves prompts of equal rewards out."""
+    return select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop"
+
+
 def _double_filtering(config: DictConfig) -> Iterator[str]:
     if select(config, "algorithm.adv_estimator") != "scalerl":
         return
-    drops = select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop"
-    if drops and select(config, "algorithm.filter_groups.enable", False):
+    if _drops_prompts(config) and select(config, "algorithm.filter_groups.enable", False):
         yield (
             "algorithm.scalerl.zero_variance=drop and algorithm.filter_groups.enable=True both filter prompts, one "
             "without and one with refill: set zero_variance=keep, or filter_groups.enable=False"
@@ -110,10 +114,9 @@ def _estimator(config: DictConfig) -> Iterator[str]:
             "critic.enable=True: algorithm.adv_estimator=scalerl makes no value targets, its returns are advantages "
             "with row weights; set critic.enable=False"
         )
-    drops = select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop"
     for key, inactive in (("entropy_coeff", 0), ("use_kl_loss", False)):
         value = select(config, f"{_ACTOR}.{key}", inactive)
-        if drops and value != inactive and select(config, f"{_ACTOR}.loss_agg_mode") != "prompt-mean":
+        if _drops_prompts(config) and value != inactive and select(config, f"{_ACTOR}.loss_agg_mode") != "prompt-mean":
             yield (
                 f"{_ACTOR}.{key}={value} with algorithm.scalerl.zero_variance=drop: this term would still average over "
                 f"the dropped prompts, and fall away where all are; set {key}={inactive}, or zero_variance=keep"

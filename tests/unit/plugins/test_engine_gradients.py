@@ -10,9 +10,6 @@ gloo ranks, in FP32 and in FP64 (engine_gradients.py says how); the truth is the
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.recipe_modules import load_quickstart_module
+from tests.unit.plugins.ranks import run_ranks
 
 CHILD = Path(__file__).with_name("engine_gradients.py")
 EPS_MAX = 2.0
@@ -32,24 +30,7 @@ Gradients = dict[str, np.ndarray]
 
 
 def run_engine(folder: Path, world_size: int) -> Gradients:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
-    environment |= {"VERL_PLATFORM": "cpu", "SCALERL_VERL_ACTIVE": "1", "WORLD_SIZE": str(world_size)}
-    logs = [folder / f"rank-{world_size}-{rank}.log" for rank in range(world_size)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(CHILD), str(folder)],
-            env=environment | {"RANK": str(rank)},
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        codes = [rank.wait(timeout=500) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * world_size, "\n".join(log.read_text()[-2000:] for log in logs)
+    run_ranks(CHILD, folder, world_size)
     return dict(np.load(folder / f"gradients-{world_size}.npz"))
 
 

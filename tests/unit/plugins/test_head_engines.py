@@ -7,9 +7,6 @@ of transformers, row by row, without verl and without the package.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from transformers import (
 )
 
 from tests.unit.plugins.head_engines import CASES, EPS_MAX, PROMPTS, RESPONSES, TEMPERATURE, make_rows
+from tests.unit.plugins.ranks import run_ranks
 
 CHILD = Path(__file__).with_name("head_engines.py")
 VOCAB_SIZE = 97
@@ -67,24 +65,7 @@ def save_models(folder: Path) -> None:
 
 
 def run_engines(folder: Path, world_size: int) -> dict[str, dict[str, Any]]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
-    environment |= {"VERL_PLATFORM": "cpu", "SCALERL_VERL_ACTIVE": "1", "WORLD_SIZE": str(world_size)}
-    logs = [folder / f"rank-{world_size}-{rank}.log" for rank in range(world_size)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(CHILD), str(folder)],
-            env=environment | {"RANK": str(rank)},
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        codes = [rank.wait(timeout=500) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * world_size, "\n".join(log.read_text()[-2000:] for log in logs)
+    run_ranks(CHILD, folder, world_size)
     return torch.load(folder / f"results-{world_size}.pt", weights_only=False)
 
 
