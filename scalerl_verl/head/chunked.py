@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The head in chunks of tokens: a matrix product into FP32 logits, one pass over them, and again in backward.
 
-Four matrix products in all: logits forward, logits again, and the gradients of hidden states and weight. On CUDA the
+Four matrix products in all: logits forward, logits again, and the gradients of hidden states and weight. The logits of
+the last chunk are not made again: they stay from forward to backward, where a chunk's logits exist anyway. On CUDA the
 passes are Triton kernels, so the logits of a chunk are written once and read once per pass.
 
 Shape legend: N tokens, H hidden size, V vocabulary, C tokens of a chunk.
@@ -24,9 +25,6 @@ gradient fewer times (a pass over V x H FP32 numbers each) and cost memory."""
 ROW_MULTIPLE = 128
 """Chunks are cut at multiples of a matrix tile's rows where they are large enough."""
 
-ALL = slice(None)
-"""Selects every token without a copy."""
-
 
 def linear_logprobs(
     hidden_NH: torch.Tensor,
@@ -37,12 +35,14 @@ def linear_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities and entropies, [N] FP32 each (see `functional.linear_logprobs`)."""
     hidden_NH, weight_VH = promote(hidden_NH, weight_VH)
+    with_backward = torch.is_grad_enabled() and (hidden_NH.requires_grad or weight_VH.requires_grad)
     logp_N, entropy_N = _LinearLogProbs.apply(
         hidden_NH,
         weight_VH,
         labels_N,
         1.0 / temperature,
         chunk_rows or default_chunk_rows(len(hidden_NH), len(weight_VH)),
+        with_backward,
     )
     return logp_N, entropy_N
 
@@ -118,23 +118,55 @@ class HeadProducts:
             out_CH.copy_(mm_fp32(grad_CV, self.weight_VH))
 
 
+class HeadGradients:
+    """The gradients of hidden states and weight, added to chunk by chunk; the weight's sum is FP32."""
+
+    def __init__(self, head: HeadProducts, hidden_NH: torch.Tensor, need_hidden: bool, need_weight: bool):
+        self.head, self.hidden_NH, self.need_weight = head, hidden_NH, need_weight
+        self.hidden_grad_NH = torch.zeros_like(hidden_NH) if need_hidden else None
+        self.weight_total_VH: torch.Tensor | None = None
+
+    def add(self, grad_CV: torch.Tensor, rows: slice | torch.Tensor) -> None:
+        """Add the part of some tokens (a slice of all, or their indices) from the gradient of their logits."""
+        if self.hidden_grad_NH is not None:
+            if isinstance(rows, slice):
+                self.head.hidden_gradient(grad_CV, self.hidden_grad_NH[rows])
+            else:
+                part_CH = self.hidden_grad_NH.new_empty(len(rows), self.hidden_grad_NH.shape[1])
+                self.head.hidden_gradient(grad_CV, part_CH)
+                self.hidden_grad_NH.index_copy_(0, rows, part_CH)
+        if self.need_weight:
+            self.weight_total_VH = self.head.add_weight_gradient(self.weight_total_VH, grad_CV, self.hidden_NH[rows])
+
+    def weight(self, weight_VH: torch.Tensor) -> torch.Tensor | None:
+        """Return the weight's gradient in its dtype; zero if no token had one."""
+        if not self.need_weight:
+            return None
+        return torch.zeros_like(weight_VH) if self.weight_total_VH is None else self.weight_total_VH.to(weight_VH.dtype)
+
+
 class _LinearLogProbs(torch.autograd.Function):
-    """Logits are made again in backward instead of kept: N x V numbers never exist at once."""
+    """Logits are made again in backward instead of kept, but for one chunk: N x V numbers never exist at once."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_NH: Any, weight_VH: Any, labels_N: Any, scale: Any, chunk_rows: int) -> Any:
+    def forward(
+        ctx: Any, hidden_NH: Any, weight_VH: Any, labels_N: Any, scale: Any, chunk_rows: int, keep_last: bool
+    ) -> Any:
+        logits_CV = None
         with torch.autocast(hidden_NH.device.type, enabled=False):
             head = HeadProducts(weight_VH)
             dtype = torch.promote_types(hidden_NH.dtype, torch.float32)
             logp_N, lse_N, entropy_N = torch.empty(3, len(hidden_NH), dtype=dtype, device=hidden_NH.device)
             for at in chunks(len(hidden_NH), chunk_rows):
+                logits_CV = None  # before the next chunk's are made
                 logits_CV = head.logits(hidden_NH[at])
                 statistics = passes(logits_CV).row_statistics(logits_CV, labels_N[at], part(scale, at))
                 logp_N[at], lse_N[at], entropy_N[at] = statistics
-                del logits_CV  # before the next chunk's are made
         is_tensor = isinstance(scale, torch.Tensor)
         ctx.save_for_backward(hidden_NH, weight_VH, labels_N, lse_N, entropy_N, scale if is_tensor else None)
         ctx.scale, ctx.chunk_rows = None if is_tensor else scale, chunk_rows
+        # Not a saved tensor: backward writes over it, and hooks that move saved tensors to the host shall not see it.
+        ctx.last_logits_CV = logits_CV if keep_last else None
         ctx.set_materialize_grads(False)
         return logp_N, entropy_N
 
@@ -142,59 +174,56 @@ class _LinearLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         hidden_NH, weight_VH, labels_N, lse_N, entropy_N, scale = ctx.saved_tensors
+        logits_CV, ctx.last_logits_CV = ctx.last_logits_CV, None  # a second backward makes them again
         if all(grad_N is None for grad_N in grads):
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         per_token = [labels_N, ctx.scale if scale is None else scale, lse_N, entropy_N, *grads]
-        need_hidden, need_weight = ctx.needs_input_grad[:2]
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            kept_N = active_tokens(*grads)
-            active_NH = part(hidden_NH, kept_N)
-            grad_hidden_NH, grad_weight_VH = _backward_chunks(
-                active_NH, weight_VH, [part(v, kept_N) for v in per_token], ctx.chunk_rows, need_hidden, need_weight
-            )
-            if grad_hidden_NH is not None and kept_N is not ALL:
-                grad_hidden_NH = torch.zeros_like(hidden_NH).index_copy_(0, kept_N, grad_hidden_NH)
-        return grad_hidden_NH, grad_weight_VH, None, None, None
+            head = HeadProducts(weight_VH)
+            gradients = HeadGradients(head, hidden_NH, *ctx.needs_input_grad[:2])
+            num_left = len(hidden_NH)
+            if logits_CV is not None:
+                num_left -= len(logits_CV)
+                rows_C = active_tokens(*grads, at=slice(num_left, len(hidden_NH)))
+                grad_CV = _row_gradient(logits_CV, per_token, slice(num_left, None), head)
+                if isinstance(rows_C, torch.Tensor):
+                    grad_CV = grad_CV[rows_C - num_left]
+                del logits_CV  # a copy of few rows must not hold the memory of all
+                gradients.add(grad_CV, rows_C)
+                del grad_CV
+            active = active_tokens(*grads, at=slice(0, num_left))
+            num_active = len(active) if isinstance(active, torch.Tensor) else num_left
+            for at in chunks(num_active, ctx.chunk_rows):
+                rows = active[at] if isinstance(active, torch.Tensor) else at
+                grad_CV = _row_gradient(head.logits(hidden_NH[rows]), per_token, rows, head)
+                gradients.add(grad_CV, rows)
+                del grad_CV
+        return gradients.hidden_grad_NH, gradients.weight(weight_VH), None, None, None, None
 
 
 def chunks(num_rows: int, chunk_rows: int) -> list[slice]:
-    """Return the chunks of `num_rows` tokens, of `chunk_rows` each but the last."""
-    return [slice(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows, chunk_rows)]
+    """Return the chunks of `num_rows` tokens, of `chunk_rows` each but the first, which has the rest.
+
+    The last is as large as any, since its logits are kept for backward.
+    """
+    stops = range(num_rows, 0, -chunk_rows)
+    return [slice(max(stop - chunk_rows, 0), stop) for stop in reversed(stops)]
 
 
-def active_tokens(*grads: torch.Tensor | None) -> Any:
-    """Return the indices of tokens with a non-zero upstream gradient, [K], or `ALL` if every token has one.
+def active_tokens(*grads: torch.Tensor | None, at: slice) -> slice | torch.Tensor:
+    """Return the indices of the tokens of a slice with a non-zero upstream gradient, [K], or the slice if all have one.
 
     Prompt tokens and masked ones have none: leaving them out saves their share of three matrix products and keeps
     whatever their hidden states hold (NaN even) out of the weight's gradient. NaN counts as non-zero: it must surface.
     """
-    present = [grad_N != 0 for grad_N in grads if grad_N is not None]
-    active_N = torch.stack(present).any(dim=0)
-    kept_N = active_N.nonzero()[:, 0]
-    return ALL if len(kept_N) == len(active_N) else kept_N
+    present = [grad_N[at] != 0 for grad_N in grads if grad_N is not None]
+    active_C = torch.stack(present).any(dim=0)
+    rows_K = active_C.nonzero()[:, 0]
+    return at if len(rows_K) == len(active_C) else rows_K + at.start
 
 
-def _backward_chunks(
-    hidden_NH: torch.Tensor,
-    weight_VH: torch.Tensor,
-    per_token: list[Any],
-    chunk_rows: int,
-    need_hidden: bool,
-    need_weight: bool,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of hidden states and weight in their dtypes, the weight's summed over chunks in FP32."""
-    head = HeadProducts(weight_VH)
-    grad_hidden_NH = torch.empty_like(hidden_NH) if need_hidden else None
-    total_VH = None
-    for at in chunks(len(hidden_NH), chunk_rows):
-        logits_CV = head.logits(hidden_NH[at])
-        grad_CV = passes(logits_CV).row_gradient(logits_CV, *(part(v, at) for v in per_token), head.grad_dtype)
-        del logits_CV
-        if grad_hidden_NH is not None:
-            head.hidden_gradient(grad_CV, grad_hidden_NH[at])
-        if need_weight:
-            total_VH = head.add_weight_gradient(total_VH, grad_CV, hidden_NH[at])
-        del grad_CV
-    if not need_weight:
-        return grad_hidden_NH, None
-    return grad_hidden_NH, torch.zeros_like(weight_VH) if total_VH is None else total_VH.to(weight_VH.dtype)
+def _row_gradient(
+    logits_CV: torch.Tensor, per_token: list[Any], rows: slice | torch.Tensor, head: HeadProducts
+) -> torch.Tensor:
+    """Return the gradient of some tokens' logits, in their memory where the pass allows it."""
+    return passes(logits_CV).row_gradient(logits_CV, *(part(values, rows) for values in per_token), head.grad_dtype)

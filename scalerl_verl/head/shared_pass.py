@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from scalerl_verl.head.chunked import (
-    ALL,
+    HeadGradients,
     HeadProducts,
     active_tokens,
     chunks,
@@ -88,6 +88,7 @@ def shared_pass_logprobs(
         1.0 / temperature,
         token_loss,
         chunk_rows or default_chunk_rows(len(hidden_NH), len(weight_VH)),
+        torch.is_grad_enabled(),
     )
     return LogProbs(logp_N.view(shape), entropy_N.view(shape))
 
@@ -97,36 +98,40 @@ class _SharedPass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Any, weight_VH: Any, labels_N: Any, scale: Any, token_loss: TokenLoss, chunk_rows: int
+        ctx: Any,
+        hidden_NH: Any,
+        weight_VH: Any,
+        labels_N: Any,
+        scale: Any,
+        token_loss: TokenLoss,
+        chunk_rows: int,
+        with_backward: bool,
     ) -> Any:
-        need_hidden, need_weight = ctx.needs_input_grad[:2]
         dtype = torch.promote_types(hidden_NH.dtype, torch.float32)
         logp_N, entropy_N, slope_N = torch.empty(3, len(hidden_NH), dtype=dtype, device=hidden_NH.device)
-        grad_hidden_NH = torch.zeros_like(hidden_NH) if need_hidden else None
-        total_VH = None
-        per_token: tuple[Any, ...]
+        need_hidden, need_weight = (needed and with_backward for needed in ctx.needs_input_grad[:2])
         with torch.autocast(hidden_NH.device.type, enabled=False):
             head = HeadProducts(weight_VH)
+            gradients = HeadGradients(head, hidden_NH, need_hidden, need_weight)
             for at in chunks(len(hidden_NH), chunk_rows):
                 logits_CV, per_token = head.logits(hidden_NH[at]), (labels_N[at], part(scale, at))
                 logp_N[at], lse_C, entropy_N[at] = passes(logits_CV).row_statistics(logits_CV, *per_token)
-                slope_N[at] = _slope(token_loss, logp_N[at], at)
-                kept_C = active_tokens(slope_N[at])
-                if not (need_hidden or need_weight) or not len(lse_C[kept_C]):
+                if not (need_hidden or need_weight):
                     continue
-                per_token = (*per_token, lse_C, entropy_N[at], slope_N[at], None)
+                slope_N[at] = _slope(token_loss, logp_N[at], at)
+                rows = active_tokens(slope_N, at=at)
                 grad_CV = passes(logits_CV).row_gradient(
-                    logits_CV[kept_C], *(part(values, kept_C) for values in per_token), head.grad_dtype
+                    logits_CV, *per_token, lse_C, entropy_N[at], slope_N[at], None, head.grad_dtype
                 )
-                del logits_CV
-                if grad_hidden_NH is not None:
-                    _write_hidden_gradient(head, grad_CV, grad_hidden_NH[at], kept_C)
-                if need_weight:
-                    total_VH = head.add_weight_gradient(total_VH, grad_CV, hidden_NH[at][kept_C])
+                if isinstance(rows, torch.Tensor):
+                    grad_CV = grad_CV[rows - at.start]
+                del logits_CV  # a copy of few rows must not hold the memory of all
+                gradients.add(grad_CV, rows)
                 del grad_CV
+        total_VH = gradients.weight_total_VH
         if need_weight and total_VH is None:
             total_VH = torch.zeros(weight_VH.shape, dtype=dtype, device=weight_VH.device)
-        ctx.save_for_backward(slope_N, grad_hidden_NH, total_VH)
+        ctx.save_for_backward(slope_N, gradients.hidden_grad_NH, total_VH)
         ctx.weight_dtype = weight_VH.dtype
         ctx.mark_non_differentiable(entropy_N)
         return logp_N, entropy_N
@@ -143,7 +148,7 @@ class _SharedPass(torch.autograd.Function):
             # One pass: scaled in FP32, rounded on the way out.
             grad_weight_VH = torch.empty(total_VH.shape, dtype=ctx.weight_dtype, device=total_VH.device)
             torch.mul(total_VH, factor, out=grad_weight_VH)
-        return grad_hidden_NH, grad_weight_VH, None, None, None, None
+        return grad_hidden_NH, grad_weight_VH, None, None, None, None, None
 
 
 def _slope(token_loss: TokenLoss, logp_C: torch.Tensor, at: slice) -> torch.Tensor:
@@ -158,16 +163,6 @@ def _slope(token_loss: TokenLoss, logp_C: torch.Tensor, at: slice) -> torch.Tens
             )
         (slope_C,) = torch.autograd.grad(loss_C.sum(), logp_C)
     return slope_C
-
-
-def _write_hidden_gradient(head: HeadProducts, grad_CV: torch.Tensor, out_CH: torch.Tensor, kept_C: Any) -> None:
-    """Write the gradient of the kept tokens' hidden states; the others keep 0."""
-    if kept_C is ALL:
-        head.hidden_gradient(grad_CV, out_CH)
-        return
-    kept_KH = out_CH.new_empty(len(grad_CV), out_CH.shape[1])
-    head.hidden_gradient(grad_CV, kept_KH)
-    out_CH.index_copy_(0, kept_C, kept_KH)
 
 
 def _common_factor(grad_logp_N: torch.Tensor, slope_N: torch.Tensor) -> float:

@@ -99,7 +99,8 @@ def test_default_chunks_fit_their_budget_and_are_alike() -> None:
         slices = chunked_module.chunks(num_rows, rows)
         assert sum(at.stop - at.start for at in slices) == num_rows
         # no chunk is a small leftover beside full ones: that many rows could not be shared more evenly
-        assert slices[-1].stop - slices[-1].start > rows - len(slices) * chunked_module.ROW_MULTIPLE
+        assert slices[0].stop - slices[0].start > rows - len(slices) * chunked_module.ROW_MULTIPLE
+        assert slices[-1].stop - slices[-1].start == min(rows, num_rows)
 
 
 def test_any_leading_shape_and_non_contiguous_operands(device: str) -> None:
@@ -188,13 +189,45 @@ def test_operands_of_unlike_dtypes_are_promoted(device: str) -> None:
     torch.testing.assert_close(logp.double(), truth, rtol=0, atol=LOGP_TOLERANCE)
 
 
-def test_backward_keeps_no_logits(device: str) -> None:
-    """What autograd saves is the operands and numbers per token."""
+def test_autograd_saves_no_logits(device: str) -> None:
+    """What it saves (and hooks may move to the host) is the operands and numbers per token."""
     case = make_case(64, 32, 301, torch.float32, device)
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t.numel()), t)[1], lambda t: t):
         linear_logprobs(case.hidden, case.weight, case.labels)
     assert max(saved) == max(case.hidden.numel(), case.weight.numel())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_only_the_last_chunk_s_logits_wait_for_backward(
+    masked: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made again for the others; for all of them in a second backward; and nothing waits without gradients."""
+    made: list[int] = []
+    logits = chunked_module.HeadProducts.logits
+
+    def counted(head: chunked_module.HeadProducts, hidden: torch.Tensor) -> torch.Tensor:
+        made.append(len(hidden))
+        return logits(head, hidden)
+
+    monkeypatch.setattr(chunked_module.HeadProducts, "logits", counted)
+    case = make_case(50, 32, 301, torch.float32, device)
+    if masked:
+        case.grad_logp[::2] = 0
+    logp = linear_logprobs(case.hidden, case.weight, case.labels, chunk_rows=20).logp
+    node = logp.grad_fn.next_functions[0][0]  # behind the view that gives the shape of the labels
+    assert made == [10, 20, 20] and len(node.last_logits_CV) == 20
+    logp.backward(case.grad_logp, retain_graph=True)
+    again = [15] if masked else [10, 20]
+    assert made[3:] == again and node.last_logits_CV is None
+    first = case.hidden.grad, case.weight.grad
+    case.hidden.grad = case.weight.grad = None
+    logp.backward(case.grad_logp)
+    assert made[3 + len(again) :] == ([5, 20] if masked else [10, 20, 20])
+    for value, expected in zip((case.hidden.grad, case.weight.grad), first, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+    logp = linear_logprobs(case.hidden.detach(), case.weight.detach(), case.labels).logp
+    assert not logp.requires_grad
 
 
 def test_autocast_has_no_effect(device: str) -> None:
@@ -250,8 +283,8 @@ def test_every_fp32_product_is_made_with_the_switches_off(monkeypatch: pytest.Mo
         run(case, "chunked", chunk_rows=10)
     finally:
         torch.set_float32_matmul_precision("highest")
-    # Logits twice, both gradients, for each of two chunks; the second chunk's weight gradient is added.
-    assert [name for name, *_ in seen].count("mm") == 7 and [name for name, *_ in seen].count("addmm") == 1
+    # Logits of two chunks, again those of the first, both gradients of each; one chunk's weight gradient is added.
+    assert [name for name, *_ in seen].count("mm") == 6 and [name for name, *_ in seen].count("addmm") == 1
     assert all(precision == ["ieee", "ieee"] for _, *precision in seen)
 
 
