@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-STATISTICS_BLOCK = 8192
-GRADIENT_BLOCK = 4096
+BLOCK = 8192
+"""Columns a program holds at once: with 8 warps, faster than 4,096 for both passes on an H100."""
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def row_statistics(
         entropy_N,
         num_columns,
         logits_NV.stride(0),
-        BLOCK=STATISTICS_BLOCK,
+        BLOCK=BLOCK,
         num_warps=8,
     )
     return logp_N, lse_N, entropy_N
@@ -141,7 +141,7 @@ def row_gradient(
         out_NV.stride(0),
         HAS_LOGP=grad_logp_N is not None,
         HAS_ENTROPY=grad_entropy_N is not None,
-        BLOCK=GRADIENT_BLOCK,
+        BLOCK=BLOCK,
         num_warps=8,
     )
     return out_NV

@@ -87,7 +87,7 @@ def shared_pass_logprobs(
         labels.reshape(-1).long().contiguous(),
         1.0 / temperature,
         token_loss,
-        chunk_rows or default_chunk_rows(len(hidden_NH), len(weight_VH)),
+        chunk_rows or default_chunk_rows(len(weight_VH)),
         torch.is_grad_enabled(),
     )
     return LogProbs(logp_N.view(shape), entropy_N.view(shape))

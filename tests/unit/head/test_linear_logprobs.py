@@ -92,15 +92,19 @@ def test_chunks_do_not_show(device: str) -> None:
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_default_chunks_fit_their_budget_and_are_alike() -> None:
-    for num_rows, num_columns in ((8192, 151936), (16384, 151936), (8192, 32000), (100, 151936), (5, 10**9)):
-        rows = chunked_module.default_chunk_rows(num_rows, num_columns)
+def test_default_chunks_fit_their_budget() -> None:
+    for num_columns, expected in ((151936, 3072), (32000, 14336), (600_000, 768), (10**7, 46), (10**9, 1)):
+        rows = chunked_module.default_chunk_rows(num_columns)
+        assert rows == expected
         assert rows == 1 or rows * num_columns * 4 <= chunked_module.CHUNK_BYTES
-        slices = chunked_module.chunks(num_rows, rows)
-        assert sum(at.stop - at.start for at in slices) == num_rows
-        # no chunk is a small leftover beside full ones: that many rows could not be shared more evenly
-        assert slices[0].stop - slices[0].start > rows - len(slices) * chunked_module.ROW_MULTIPLE
-        assert slices[-1].stop - slices[-1].start == min(rows, num_rows)
+
+
+def test_chunks_cover_every_token_once_and_the_last_is_full() -> None:
+    assert chunked_module.chunks(0, 7) == []
+    for num_rows, chunk_rows in ((8192, 3072), (7, 7), (7, 100), (15, 7), (14, 7), (5, 1)):
+        slices = chunked_module.chunks(num_rows, chunk_rows)
+        assert [row for at in slices for row in range(at.start, at.stop)] == list(range(num_rows))
+        assert slices[-1].stop - slices[-1].start == min(chunk_rows, num_rows)
 
 
 def test_any_leading_shape_and_non_contiguous_operands(device: str) -> None:
@@ -225,7 +229,7 @@ def test_only_the_last_chunk_s_logits_wait_for_backward(
     logp.backward(case.grad_logp)
     assert made[3 + len(again) :] == ([5, 20] if masked else [10, 20, 20])
     for value, expected in zip((case.hidden.grad, case.weight.grad), first, strict=True):
-        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+        assert relative_error(value, expected) < 1e-5
     logp = linear_logprobs(case.hidden.detach(), case.weight.detach(), case.labels).logp
     assert not logp.requires_grad
 
