@@ -33,3 +33,15 @@ class PluginLoadError(ScaleRLError, RuntimeError):
 
 class WeightSyncError(ScaleRLError, RuntimeError):
     """The generator did not take the trainer's weights."""
+
+
+class GeneratorsLostError(ScaleRLError, RuntimeError):
+    """No generator is left to go on with."""
+
+
+class StalenessError(ScaleRLError, RuntimeError):
+    """Data of a training batch are older than the run allows, or do not say how old they are."""
+
+
+class RequestFailedError(ScaleRLError, RuntimeError):
+    """A generator gave no result for a request, however often it was asked."""

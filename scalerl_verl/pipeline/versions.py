@@ -112,6 +112,10 @@ class VersionLog:
         rest = num_tokens - sum(count for _, count in runs)
         return join_runs(runs, [(last, rest)])
 
+    def num_noted(self, request: str) -> int:
+        """Tokens that a request had at the last update (0 if it began since)."""
+        return sum(count for _, count in self._runs[request])
+
     def drop(self, request: str) -> None:
         """A request ended without a result."""
         self._runs.pop(request, None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings
+from scalerl_verl.plugins import curriculum_settings, pipeline_checks
 from scalerl_verl.plugins.names import PLANNED, near_misses, select
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
@@ -251,7 +251,7 @@ def _cpu(config: DictConfig) -> Iterator[str]:
 
 def _slots(config: DictConfig) -> int:
     trainer = int(select(config, "trainer.nnodes", 1)) * int(select(config, "trainer.n_gpus_per_node", 1))
-    if select(config, "trainer.v1.trainer_mode", "sync") == "sync":
+    if select(config, "trainer.v1.trainer_mode", "sync") in ("sync", "ppo_off_policy"):
         return trainer
     rollout_nodes, slots_a_node = (
         select(config, f"{_ROLLOUT}.nnodes", 0),
@@ -270,5 +270,6 @@ _CHECKS: tuple[Check, ...] = (
     _row_weights,
     _prompt_mean,
     curriculum_settings.find_problems,
+    pipeline_checks.find_problems,
     _cpu,
 )

@@ -22,6 +22,7 @@ _VALUES: dict[str, frozenset[str]] = {
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
     "algorithm": ("scalerl", "adv_norm", "zero_variance"),
+    "trainer.v1": ("pipeline_rl", "ppo_off_policy"),
     "trainer.v1.sampler": ("poll_interval",),
     "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),
 }
@@ -29,7 +30,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
 _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
 PREFIX = "scalerl"
-PLANNED = frozenset({"pipeline_rl", "ppo_off_policy", "forced_interruption"})
+PLANNED = frozenset({"forced_interruption"})
 
 
 def select(config: DictConfig, path: str, default: Any = None) -> Any:

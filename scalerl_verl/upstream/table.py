@@ -14,7 +14,7 @@ from scalerl_verl.upstream.verl import (
     training_step,
     weight_sync,
 )
-from scalerl_verl.upstream.vllm import cpu_linear
+from scalerl_verl.upstream.vllm import cpu_linear, engine_versions
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
@@ -26,6 +26,6 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *weight_sync.SPECS,
     *cpu.SPECS,
 )
-VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS,)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *engine_versions.SPECS)
 
 SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS
