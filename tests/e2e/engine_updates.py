@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.e2e.engine_updates MODEL``: drives one vLLM engine through weight updates; see test_engine_updates."""
+"""``python -m tests.e2e.engine_updates MODEL``: one vLLM engine through weight updates (test_engine_updates)."""
 
 from __future__ import annotations
 
