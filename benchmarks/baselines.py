@@ -38,6 +38,7 @@ def describe(config: dict[str, Any]) -> dict[str, str]:
         "aggregation": aggregation,
         "advantages": _advantages(algorithm),
         "prompts of equal rewards": _equal_rewards(algorithm),
+        "mastered prompts": _mastered(config["data"]),
         "old log-probs": "recorded at sampling"
         if algorithm["rollout_correction"]["bypass_mode"]
         else "recomputed before the update",
@@ -82,6 +83,13 @@ def _equal_rewards(algorithm: dict[str, Any]) -> str:
     return "kept, with advantage 0"
 
 
+def _mastered(data: dict[str, Any]) -> str:
+    if "sampler" not in data:
+        return "drawn again"
+    options = data["sampler"]
+    return f"not drawn from epoch {options['first_epoch']} on, if {options['threshold']:g} of a visit passed"
+
+
 def overview_table() -> str:
     """One line a preset; in bold what is not the recipe's."""
     recipe = describe(composed("recipe"))
@@ -93,17 +101,18 @@ def overview_table() -> str:
     return "\n".join(lines)
 
 
-def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of every leaf of nested mappings; an empty mapping is a leaf."""
     if isinstance(node, dict) and node:
         for key, value in node.items():
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
     else:
         yield prefix.removesuffix("."), node
 
 
 def keys_table() -> str:
     """Every key of verl's config in which a baseline differs from the recipe."""
-    flat = {preset: dict(_flatten(composed(preset))) for preset in PRESETS}
+    flat = {preset: dict(flatten(composed(preset))) for preset in PRESETS}
     keys = sorted({key for config in flat.values() for key in config})
     lines = [f"| key | {' | '.join(f'`{preset}`' for preset in PRESETS)} |", "|---" * (len(PRESETS) + 1) + "|"]
     for key in keys:

@@ -69,6 +69,37 @@ def advantage_table() -> str:
     return "\n".join(lines)
 
 
+def fp32_head_table() -> str:
+    """One line an implementation, one block a case, of the newest run."""
+    rows = read_rows("fp32_head")
+    if not rows:
+        return "Not recorded yet: `python benchmarks/bench_fp32_head.py`."
+    rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
+    lines = [
+        "| tokens x hidden x vocabulary | implementation | p20 ms | p50 ms | p80 ms | peak GiB | log-prob error "
+        "| gradient error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        case, error = row["case"], row["error"]
+        times = ["failed its check"] * 3 if row["failed"] else [f"{row[name]:.1f}" for name in ("p20", "p50", "p80")]
+        gradient = max(error["grad_hidden_rel"], error["grad_weight_rel"])
+        lines.append(
+            f"| {case['tokens']:,} x {case['hidden']:,} x {case['vocab']:,} | {row['impl']} | {' | '.join(times)} "
+            f"| {row.get('peak_gib', float('nan')):.2f} | {error['logp_max_abs']:.1e} | {gradient:.1e} |"
+        )
+    last = rows[-1]
+    names = [name for name in ("verl", "torch", "triton") if name in last["versions"]]
+    versions = ", ".join(f"{name} {last['versions'][name]}" for name in names)
+    lines.append(
+        f"\nForward and backward of a CISPO loss, bf16 operands, {rows[0]['repetitions']} calls each taking turns; "
+        f"memory on top of operands; errors against float64 (largest; relative norm); {last['hardware']}, driver "
+        f"{last['driver']}; {versions}; commit `{last['commit'][:10]}`{' (dirty)' if last['dirty'] else ''}; "
+        f"`{last['command']}`."
+    )
+    return "\n".join(lines)
+
+
 def symbols_table() -> str:
     """Every upstream symbol we touch."""
     from scalerl_verl.upstream.table import SYMBOLS
@@ -81,7 +112,12 @@ def symbols_table() -> str:
 
 Parts = dict[str, Callable[[], str]]
 FILES: dict[str, Parts] = {
-    "README.md": {"quickstart": quickstart_table, "advantage": advantage_table, "symbols": symbols_table},
+    "README.md": {
+        "quickstart": quickstart_table,
+        "advantage": advantage_table,
+        "fp32-head": fp32_head_table,
+        "symbols": symbols_table,
+    },
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},
 }
 

@@ -32,6 +32,31 @@ def describe_cpu() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB"
 
 
+def describe_gpu() -> dict[str, Any]:
+    """The facts of a run on CUDA devices: card, driver, number; they replace those of the CPU."""
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "hardware": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB",
+        "num_devices": 1,
+        "driver": driver,
+    }
+
+
+def commit_facts() -> dict[str, Any]:
+    """Commit and whether the tree differs from it; from ``BENCH_COMMIT`` where the tree came without its history."""
+    given = os.environ.get("BENCH_COMMIT", "")
+    if not given:
+        # Results of this very run must not make the tree look dirty.
+        changes = _git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!docs", ":!README.md")
+        return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes)}
+    commit, _, state = given.partition("+")
+    return {"commit": commit, "dirty": bool(state)}
+
+
 def run_facts(run_id: str) -> dict[str, Any]:
     """What all rows of one run share: hardware, versions, commit, command, time."""
     versions = {}
@@ -45,9 +70,7 @@ def run_facts(run_id: str) -> dict[str, Any]:
         "hardware": describe_cpu(),
         "num_devices": 0,
         "versions": versions,
-        "commit": _git("rev-parse", "HEAD"),
-        # Results of this very run must not make the tree look dirty.
-        "dirty": bool(_git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!docs", ":!README.md")),
+        **commit_facts(),
         "command": shlex.join(["python", *sys.argv]),
         "utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }

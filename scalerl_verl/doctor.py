@@ -56,6 +56,7 @@ def run_doctor(processes: bool = True, run_dir: str | None = None) -> Report:
     _entry_points(report)
     use_cpu = _machine(report)
     _symbols(report)
+    _head(report, use_cpu)
     if processes and not report.problems:
         for role in ROLES:
             _probe(report, role, use_cpu)
@@ -147,6 +148,28 @@ def _symbols(report: Report) -> None:
         report.add(f"  {spec.name:38} {spec.kind:8} {spec.when:7} {spec.module}.{spec.target}")
 
 
+def _head(report: Report, use_cpu: bool) -> None:
+    """Measure the FP32 head on this machine against float64, as every trainer does with its own weights at start."""
+    try:
+        import torch
+    except ImportError:
+        return  # reported before
+    from scalerl_verl.plugins.head_check import measure
+
+    device = torch.device("cpu" if use_cpu else "cuda")
+    layer = torch.nn.Linear(256, 1000, bias=False, device=device, dtype=torch.bfloat16)
+    try:
+        found = measure(layer, layer.weight[:1].detach(), layer.weight.detach(), fused=True)
+    except RuntimeError as error:
+        report.trouble(f"FP32 head on {device.type}: {error}")
+        return
+    text = f"FP32 head on {device.type}: log-probs off by {found['max_error']:.1e} from float64"
+    if found["max_error"] <= found["tolerance"]:
+        report.add(f"{text} (allowed {found['tolerance']:g})")
+    else:
+        report.trouble(f"{text}, more than {found['tolerance']:g}: its products do not stay in FP32 here")
+
+
 def _probe(report: Report, role: str, use_cpu: bool) -> None:
     env = {**os.environ, ACTIVE_ENV: "1"}
     if use_cpu:
@@ -202,3 +225,8 @@ def _run_status(report: Report, folder: Path) -> None:
         report.add(f"  {entry['pid']:>8} {entry['title'][:60]:60} loaded by {loaders}, {applied} active")
         for name in refused:
             report.trouble(f"process {entry['pid']}: patch {name} was refused")
+        for head in entry.get("fp32_head", ()):
+            what = f"{head['backend']} ({'fused' if head['fused'] else 'logits'}, {head['weight_dtype']} weights)"
+            report.add(f"           FP32 head {what}: log-probs off by {head['max_error']:.1e} from float64")
+            if not head["max_error"] <= head["tolerance"]:
+                report.trouble(f"process {entry['pid']}: the FP32 head is off by more than {head['tolerance']:g}")

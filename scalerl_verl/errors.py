@@ -45,3 +45,7 @@ class StalenessError(ScaleRLError, RuntimeError):
 
 class RequestFailedError(ScaleRLError, RuntimeError):
     """A generator gave no result for a request, however often it was asked."""
+
+
+class HeadError(ScaleRLError, RuntimeError):
+    """The FP32 head cannot be put on this model, or is not what computes its log-probs."""

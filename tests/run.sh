@@ -6,7 +6,7 @@ usage() {
   cat <<'TEXT'
 usage: bash tests/run.sh [--setup-only] [pytest arguments]
 
-Installs what the tests need into .venv, then runs lint, types and every test that needs no GPU (about 20 minutes on
+Installs what the tests need into .venv, then runs lint, types and every test that needs no GPU (about 25 minutes on
 two cores). Arguments go to pytest, and then lint and types are left out: bash tests/run.sh tests/unit -x
 TEXT
 }

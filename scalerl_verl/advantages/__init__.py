@@ -2,6 +2,7 @@
 """Group-centred advantages, zero-variance filtering and weights per row; NumPy only in the arithmetic."""
 
 from scalerl_verl.advantages.estimator import ADV_NORMS, ZERO_VARIANCE_MODES, AdvantageResult, scalerl_advantages
+from scalerl_verl.advantages.sessions import Sessions, index_sessions, session_advantages
 from scalerl_verl.advantages.weights import row_weights
 from scalerl_verl.advantages.zero_variance import GroupKind, GroupStats, classify_groups, index_groups
 
@@ -11,8 +12,11 @@ __all__ = [
     "AdvantageResult",
     "GroupKind",
     "GroupStats",
+    "Sessions",
     "classify_groups",
     "index_groups",
+    "index_sessions",
     "row_weights",
     "scalerl_advantages",
+    "session_advantages",
 ]

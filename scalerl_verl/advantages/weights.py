@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights per row that turn the fixed denominators of a loss into counts of what trains.
 
-Shape legend: B rows (responses), P groups (prompts).
+Shape legend: B rows (outputs), P groups (prompts). A response is one row, or the rows of one session of an agent loop
+that left several outputs.
 
 Only the driver sees whole groups: a mini-batch, a rank and a micro-batch each may cut them. So the weights of groups
 are computed over the whole batch and folded into the advantages, in which the loss is positively homogeneous; the
@@ -12,8 +13,11 @@ computes (1/D) sum_it w_i l_it (token-mean, token-sum, prompt-mean, seq-mean-tok
 * prompt-mean: wanted (1/P_kept) sum_g (1/T_g) sum_{i in g} sum_t l_it with T_g = tokens of the rows of g in K, and
   D = num_rows, because each of M equal mini-batches divides by num_rows / M and the M results are averaged:
       w_i = num_rows / (P_kept * T_g)
-* seq modes: wanted the mean over K of a row's own sum or mean over tokens, and D = num_rows:
-      w_i = num_rows / N_kept
+* seq modes: wanted the mean over the N_kept responses with a row in K of the sum or mean over a response's tokens, and
+  D = num_rows. The trainer sums rows; where it takes the mean over the T_i tokens of a row, the share of the row in the
+  T_s tokens of its response makes that the mean over the response:
+      w_i = num_rows / N_kept              (seq-mean-token-sum, -norm)
+      w_i = num_rows / N_kept * T_i / T_s  (seq-mean-token-mean; T_i = T_s for a response of one row)
 * token-mean: wanted the mean over the tokens of K, and D = T_all, all unmasked tokens of the batch:
       w_i = T_all / T_kept
   A mini-batch divides by its own tokens. The factor is that of the whole batch: exact for one mini-batch per batch,
@@ -30,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scalerl_verl.advantages.sessions import Sessions
 from scalerl_verl.advantages.zero_variance import index_groups
 from scalerl_verl.losses.aggregation import AGG_MODES
 
@@ -42,12 +47,14 @@ def row_weights(
     *,
     num_rows: int,
     trains_B: ArrayLike,
+    sessions: Sessions | None = None,
 ) -> NDArray[np.float64]:
     """Return the weight of every row to multiply into its advantage before the loss is aggregated with `mode`.
 
         prompt-mean: num_rows / (P_kept * T_g)    seq modes: num_rows / N_kept
         token-mean:  T_all / T_kept               token-sum: 1
 
+    and in seq-mean-token-mean times the row's share T_i / T_s in the tokens of its session.
     Derived in the module's docstring. Rows that are not kept, and kept rows without an unmasked token, get 0 and count
     nowhere but in `num_rows` and T_all. If nothing is kept, all weights are 0.
 
@@ -58,6 +65,7 @@ def row_weights(
         kept_B: rows that count, `AdvantageResult.kept_B`, [B] bool.
         num_rows: rows of the batch that the trainer divides by, padding rows included.
         trains_B: rows that train, [B] bool; `kept_B` must be a subset.
+        sessions: which rows make up one response; None for one row each.
 
     Returns:
         Weight per row, [B] float64.
@@ -89,7 +97,11 @@ def row_weights(
     elif mode == "token-sum":
         weights_B[counted_B] = 1.0
     else:
-        weights_B[counted_B] = num_rows / tokens.size
+        sessions = sessions or Sessions.one_per_row(counted_B.size)
+        weights_B[counted_B] = num_rows / np.count_nonzero(sessions.has_any(counted_B))
+        if mode == "seq-mean-token-mean":
+            tokens_S = sessions.sum_rows(np.where(counted_B, num_tokens_B, 0.0))
+            weights_B[counted_B] *= tokens / tokens_S[sessions.index_B[counted_B]]
     return weights_B
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scalerl_verl.advantages.sessions import index_sessions
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -97,7 +99,8 @@ def tally_visits(
     """Count, per prompt and step of its hand-out, the responses that passed and all responses.
 
     A response passes if its reward is above 0 (arXiv 2510.13786, section 2). A session (one attempt of an agent) that
-    left several rows counts once, by its last row that trains. Groups may be incomplete: what is there counts.
+    left several rows counts once, by the reward of its last output, if any of its rows trains. Groups may be
+    incomplete: what is there counts.
 
     Args:
         prompt_ids_B: stable id of the prompt of each row, [B].
@@ -110,21 +113,17 @@ def tally_visits(
         (prompt id, step) -> (responses that passed, responses).
 
     Raises:
-        ValueError: lengths differ.
+        ValueError: lengths differ, or as `index_sessions`.
     """
     rewards: NDArray[np.float64] = np.asarray(rewards_B, dtype=np.float64)
     trains: NDArray[np.bool_] = np.asarray(trains_B, dtype=np.bool_)
     lengths = {len(prompt_ids_B), len(session_keys_B), len(steps_B), len(rewards), len(trains)}
     if len(lengths) != 1:
         raise ValueError(f"ids, keys, steps, rewards and mask describe {sorted(lengths)} rows: pass one of each a row")
-    sessions: dict[tuple[str, int, str], tuple[int, bool]] = {}
-    for row in np.flatnonzero(trains).tolist():
-        session, _, index = session_keys_B[row].rpartition("_")
-        key, number = (prompt_ids_B[row], int(steps_B[row]), session), int(index)
-        if key not in sessions or sessions[key][0] < number:
-            sessions[key] = (number, bool(rewards[row] > 0))
+    sessions = index_sessions(session_keys_B)
     counts: dict[tuple[str, int], tuple[int, int]] = {}
-    for (prompt_id, step, _), (_, passes) in sessions.items():
-        passed, responses = counts.get((prompt_id, step), (0, 0))
-        counts[prompt_id, step] = (passed + passes, responses + 1)
+    for row in sessions.final_row_S[sessions.has_any(trains)].tolist():
+        key = (prompt_ids_B[row], int(steps_B[row]))
+        passed, responses = counts.get(key, (0, 0))
+        counts[key] = (passed + bool(rewards[row] > 0), responses + 1)
     return counts

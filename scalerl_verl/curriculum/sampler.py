@@ -227,7 +227,8 @@ class _Draws(Iterator[int]):
         if "began" not in state:
             raise ValueError(
                 "the checkpoint was written without no-positive-resampling, so where its epoch stood cannot be "
-                "continued with it: remove data.sampler, or start a new run (trainer.resume_mode=disable)"
+                "continued with it: delete the section (~data.sampler), or start a new run "
+                "(trainer.resume_mode=disable)"
             )
         if hasattr(self._base, "load_state_dict") != (state["base"] is not None):
             raise ValueError(

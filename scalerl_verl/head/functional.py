@@ -68,7 +68,7 @@ def linear_logprobs(
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl is {impl!r}; {', '.join(IMPLEMENTATIONS)} are allowed. Set one of them.")
     shape = labels.shape
-    hidden_NH, labels_N = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).long()
+    hidden_NH, labels_N = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).long().contiguous()
     if isinstance(temperature, torch.Tensor):
         temperature = temperature.expand(shape).reshape(-1).float()
     if impl == "naive":

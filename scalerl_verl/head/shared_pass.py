@@ -81,7 +81,7 @@ def shared_pass_logprobs(
     logp_N, entropy_N = _SharedPass.apply(
         hidden_NH,
         weight_VH,
-        labels.reshape(-1).long(),
+        labels.reshape(-1).long().contiguous(),
         1.0 / temperature,
         token_loss,
         chunk_rows or default_chunk_rows(len(hidden_NH), len(weight_VH)),

@@ -3,6 +3,7 @@
 
 from scalerl_verl.losses.aggregation import AGG_MODES, aggregate_loss
 from scalerl_verl.losses.cispo import cispo_metrics, cispo_token_loss
+from scalerl_verl.losses.mismatch import mismatch_metrics
 from scalerl_verl.losses.ratios import SEQUENCE_TRUNCATIONS
 
 __all__ = [
@@ -11,4 +12,5 @@ __all__ = [
     "aggregate_loss",
     "cispo_metrics",
     "cispo_token_loss",
+    "mismatch_metrics",
 ]

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 
 import torch
 
+from scalerl_verl.losses.mismatch import MAX_LOG_RATIO, NEUTRAL_MISMATCH, effective_fraction, mismatch_values
 from scalerl_verl.losses.ratios import (
     check_options,
     loss_dtype,
@@ -39,9 +40,6 @@ from scalerl_verl.losses.ratios import (
     tokens_in_range,
     usable_tokens,
 )
-
-_MAX_LOG_RATIO = 80.0
-"""Metrics see log-ratios clamped to this from above: exp(80) = 5.5e34, whose sums over a batch stay finite."""
 
 _NEUTRAL_METRICS: dict[str, tuple[float, str]] = {
     "scalerl/loss/ratio_mean": (1.0, "mean"),
@@ -53,10 +51,7 @@ _NEUTRAL_METRICS: dict[str, tuple[float, str]] = {
     "scalerl/loss/out_of_range_frac": (0.0, "mean"),
     "scalerl/loss/out_of_range_tokens_sum": (0.0, "sum"),
     "scalerl/loss/nonfinite_tokens_sum": (0.0, "sum"),
-    "scalerl/mismatch/log_ratio_abs_mean": (0.0, "mean"),
-    "scalerl/mismatch/log_ratio_abs_max": (0.0, "max"),
-    "scalerl/mismatch/sequence_log_ratio_abs_max": (0.0, "max"),
-    "scalerl/mismatch/k3_kl": (0.0, "mean"),
+    **NEUTRAL_MISMATCH,
 }
 
 
@@ -134,11 +129,10 @@ def cispo_metrics(
 
         ess_frac = (sum w)^2 / (n * sum w^2),  w = the weight of a token in the loss: min(rho, eps_max), or that of its
                    sequence, and 0 outside of `token_mask_range`
-        k3_kl = mean(rho - 1 - log rho), an estimate of KL(rollout || train) over tokens of the rollout
-        sequence_log_ratio_abs_max = max_i |sum_t log rho_it|
 
-    Ratios of tokens are not truncated except in `ess_frac`; their log-ratios are clamped to 80 from above, so every
-    value is finite.
+    Names under `scalerl/mismatch/` are those of `scalerl_verl.losses.mismatch`: the same for any loss, whatever the
+    options here. Ratios of tokens are not truncated except in `ess_frac`; their log-ratios are clamped to 80 from
+    above, so every value is finite.
     Unusable tokens (see the module) enter `nonfinite_tokens_sum` only. Keys never vary. Where no token is usable, the
     values are those of a ratio of 1 everywhere. A "mean" is over this call's tokens: over several micro-batches it is
     recombined with equal weight per micro-batch.
@@ -161,7 +155,7 @@ def cispo_metrics(
     Raises:
         ValueError: as `cispo_token_loss`.
 
-    Source: arXiv 2510.13786, section 2; k3 is the estimator of http://joschu.net/blog/kl-approx.html.
+    Source: arXiv 2510.13786, section 2.
     """
     check_options(eps_max, token_mask_range, sequence_truncation)
     _check_tensors(logp_train_BT, logp_rollout_BT, advantages_BT, mask_BT)
@@ -175,37 +169,28 @@ def cispo_metrics(
         return metrics
 
     log_ratio_BT = (logp_train_BT.double() - logp_rollout_BT.double()).masked_fill(~usable_BT, 0.0)
-    log_ratio_N = log_ratio_BT[usable_BT].clamp(max=_MAX_LOG_RATIO)
+    log_ratio_N = log_ratio_BT[usable_BT].clamp(max=MAX_LOG_RATIO)
     ratio_N = log_ratio_N.exp()
     in_range_N = tokens_in_range(log_ratio_BT, token_mask_range)[usable_BT]
     log_weight_N = log_ratio_N
     if sequence_truncation is not None:
         sequence_BT = sequence_log_ratio(log_ratio_BT, usable_BT, sequence_truncation).expand_as(log_ratio_BT)
-        log_weight_N = sequence_BT[usable_BT].clamp(max=_MAX_LOG_RATIO)
+        log_weight_N = sequence_BT[usable_BT].clamp(max=MAX_LOG_RATIO)
     advantages_N = advantages_BT[usable_BT]
     capped_N = (log_weight_N > math.log(eps_max)) & in_range_N
     weight_N = log_weight_N.exp().clamp(max=float(eps_max)) * in_range_N
     num_out = (~in_range_N).sum().double()
-    # If all weights are 0, nothing is left of the sample: that is 0, not 0 / 0.
-    tiny = torch.finfo(torch.float64).tiny
-    ess_frac = weight_N.sum().square() / (num_tokens * weight_N.square().sum()).clamp(min=tiny)
     values = {
         "scalerl/loss/ratio_mean": ratio_N.mean(),
         "scalerl/loss/ratio_max": ratio_N.max(),
         "scalerl/loss/ratio_min": ratio_N.min(),
         "scalerl/loss/capped_frac_pos": _fraction(capped_N, advantages_N > 0),
         "scalerl/loss/capped_frac_neg": _fraction(capped_N, advantages_N < 0),
-        "scalerl/loss/ess_frac": ess_frac,
+        "scalerl/loss/ess_frac": effective_fraction(weight_N),
         "scalerl/loss/out_of_range_frac": num_out / num_tokens,
         "scalerl/loss/out_of_range_tokens_sum": num_out,
         "scalerl/loss/nonfinite_tokens_sum": num_nonfinite,
-        "scalerl/mismatch/log_ratio_abs_mean": log_ratio_N.abs().mean(),
-        "scalerl/mismatch/log_ratio_abs_max": log_ratio_N.abs().max(),
-        "scalerl/mismatch/sequence_log_ratio_abs_max": sequence_log_ratio(log_ratio_BT, usable_BT, "product")
-        .abs()
-        .max(),
-        # expm1 keeps the digits that exp(x) - 1 - x loses near 0, where a healthy run lives.
-        "scalerl/mismatch/k3_kl": (torch.expm1(log_ratio_N) - log_ratio_N).mean(),
+        **mismatch_values(log_ratio_BT, usable_BT, log_ratio_N, eps_max),
     }
     # One transfer to the host, not one per value.
     for name, value in zip(values, torch.stack(list(values.values())).tolist(), strict=True):

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl_verl.advantages import scalerl_advantages
-from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss
+from scalerl_verl.advantages import Sessions, session_advantages
+from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss, mismatch_metrics
+from scalerl_verl.plugins import status
+from scalerl_verl.plugins.generator_probe import HEAD_FACT
 from scalerl_verl.plugins.rows import count_tokens, spread_rows, sum_rows
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.plugins.training_step import current_step
@@ -80,6 +82,31 @@ def policy_loss(
     return loss, {name: value * dp_size if how == "sum" else value for name, (value, how) in measured.items()}
 
 
+def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[str, Any]) -> dict[str, float]:
+    """Metrics of the trainer-generator mismatch on one micro-batch for a loss that has none, if the FP32 head is on.
+
+    Args:
+        config: verl's ActorConfig.
+        model_output: ``log_probs`` of the tokens, nested.
+        data: the micro-batch, with the log-probs recorded at sampling.
+        metrics: what the loss measured; `policy_loss` has these names already.
+
+    Returns:
+        ``scalerl/mismatch/...``, or nothing.
+    """
+    if not status.read_facts(HEAD_FACT) or "rollout_log_probs" not in data:
+        return {}
+    if any(name.startswith("scalerl/mismatch/") for name in metrics):
+        return {}
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    logp_train_BT = no_padding_2_padding(model_output["log_probs"], data)
+    padded = data.select("rollout_log_probs", "response_mask").to_padded_tensor()
+    eps_max = PolicyLossSettings.from_config(config.policy_loss).eps_max
+    measured = mismatch_metrics(logp_train_BT.detach(), padded["rollout_log_probs"], padded["response_mask"], eps_max)
+    return {name: value for name, (value, _) in measured.items()}
+
+
 def metric_aggregations() -> dict[str, str]:
     """Name of each metric of `policy_loss` -> how micro-batches and ranks combine it."""
     nothing = torch.zeros(1, 1)
@@ -95,8 +122,10 @@ def estimate_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Group-centred advantages with batch, prompt or no normalisation and zero-variance dropping.
 
+    The outputs of one session of an agent loop are one response, whose reward is that of the last of them.
+
     Args:
-        token_level_rewards: [B, T]; the reward of a response is the sum over its tokens.
+        token_level_rewards: [B, T]; the reward of a row is the sum over its tokens.
         response_mask: [B, T]; a row without a single token (padding) takes no part.
         index: prompt id of each row, [B].
         config: verl's ``algorithm`` section; ours is ``config.scalerl``.
@@ -116,12 +145,14 @@ def estimate_advantages(
     settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
     mask_BT = response_mask.bool()
     num_tokens_B = count_tokens(mask_BT)
-    result = scalerl_advantages(
+    trains_B = num_tokens_B > 0 if step.left_out_B is None else (num_tokens_B > 0) & ~step.left_out_B
+    result = session_advantages(
         # All positions, as verl does: it puts the reward on the last token, which may be masked (a tool's output, an
-        # injected phrase). Rows that do not train may hold anything and take no part.
-        np.where(num_tokens_B > 0, sum_rows(token_level_rewards, mask_BT), 0.0),
+        # injected phrase). Sessions that do not train may hold anything and take no part.
+        sum_rows(token_level_rewards, mask_BT),
         index,
-        num_tokens_B > 0,
+        trains_B,
+        step.sessions or Sessions.one_per_row(len(index)),
         adv_norm=settings.adv_norm,
         zero_variance=settings.zero_variance,
     )

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings, pipeline_checks
-from scalerl_verl.plugins.names import PLANNED, near_misses, select
+from scalerl_verl.plugins import curriculum_settings, head_settings, pipeline_checks
+from scalerl_verl.plugins.names import OWN_KEYS, PLANNED, near_misses, select
+from scalerl_verl.plugins.reward_shaping import make_reward_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
@@ -30,14 +31,14 @@ def find_problems(config: DictConfig) -> list[str]:
 
 def _names(config: DictConfig) -> Iterator[str]:
     for path, (value, meant) in near_misses(config).items():
-        if path == f"{curriculum_settings.SECTION}.class_path":
+        if path in (f"{curriculum_settings.SECTION}.class_path", head_settings.BACKEND, head_settings.HEAD_DTYPE):
             continue  # its own check says more
         yield f"{path}={value} does not exist: did you mean {meant}?"
     if OmegaConf.select(config, "scalerl") is not None:
         yield "the top-level key scalerl has no effect: presets are +scalerl=NAME, settings algorithm.scalerl"
     for key in config.algorithm:
-        if str(key) != "scalerl" and str(key).casefold().startswith(("scalerl", "adv_norm", "zero_variance")):
-            yield f"algorithm.{key} has no effect: our settings are algorithm.scalerl.adv_norm and .zero_variance"
+        if str(key) != "scalerl" and str(key).casefold().startswith(("scalerl", *OWN_KEYS)):
+            yield f"algorithm.{key} has no effect: our settings are algorithm.scalerl.{' and .'.join(OWN_KEYS)}"
     if OmegaConf.select(config, "async_training") is not None or OmegaConf.select(config, "rollout") is not None:
         yield (
             "this is not the V1 trainer of verl.trainer.main_ppo: other entry points replace the configured loss or "
@@ -58,16 +59,26 @@ def _algorithm_section(config: DictConfig) -> Iterator[str]:
         yield f"algorithm.scalerl={section} must be a section: set algorithm.scalerl.adv_norm or .zero_variance"
         return
     try:
-        AlgorithmSettings.from_config(OmegaConf.to_container(section, resolve=True))
+        settings = AlgorithmSettings.from_config(OmegaConf.to_container(section, resolve=True))
     except ScaleRLConfigError as error:
         yield from error.problems
         return
-    if select(config, "algorithm.adv_estimator") != "scalerl":
+    estimator = select(config, "algorithm.adv_estimator")
+    if estimator == "scalerl":
+        return
+    # verl's estimators read the rewards that a shaping left, but know nothing of our other keys.
+    if set(section) - {"reward_shaping"} or not section:
         yield (
-            f"algorithm.scalerl is read by the estimator scalerl only, but algorithm.adv_estimator="
-            f"{select(config, 'algorithm.adv_estimator')}: set algorithm.adv_estimator=scalerl or delete the section "
-            "(~algorithm.scalerl)"
+            f"algorithm.scalerl is read by the estimator scalerl only, but algorithm.adv_estimator={estimator}: set "
+            "algorithm.adv_estimator=scalerl or delete the section (~algorithm.scalerl)"
         )
+    for name, shaping in make_reward_shapings(settings.reward_shaping).items():
+        if shaping.leaves_out:
+            yield (
+                f"algorithm.scalerl.reward_shaping.{name} leaves responses out of training, which "
+                f"algorithm.adv_estimator={estimator} would keep in its group means and denominators: set "
+                "algorithm.adv_estimator=scalerl"
+            )
 
 
 def _double_filtering(config: DictConfig) -> Iterator[str]:
@@ -260,6 +271,18 @@ def _slots(config: DictConfig) -> int:
     return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
+def _recorded(config: DictConfig) -> Iterator[str]:
+    recorded = select(config, f"{_ROLLOUT}.calculate_log_probs", False)
+    if recorded or head_settings.trainer_backend(config) is None:
+        return
+    if select(config, f"{_ACTOR}.policy_loss.loss_mode") == "scalerl_cispo":
+        return  # its own check says so
+    yield (
+        f"{_ROLLOUT}.calculate_log_probs=False: with the FP32 head the log-probs of trainer and generator are compared "
+        "on the first batch and in every step; set it True"
+    )
+
+
 _CHECKS: tuple[Check, ...] = (
     _names,
     _algorithm_section,
@@ -271,5 +294,7 @@ _CHECKS: tuple[Check, ...] = (
     _prompt_mean,
     curriculum_settings.find_problems,
     pipeline_checks.find_problems,
+    head_settings.find_problems,
+    _recorded,
     _cpu,
 )

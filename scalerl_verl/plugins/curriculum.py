@@ -83,7 +83,7 @@ def find_sampler(trainer: Any) -> NoPositiveResampling | None:
         raise PatchError(
             f"data.sampler.class_path={CLASS_PATH}, but {type(trainer).__name__} draws from {type(sampler).__name__}: "
             "this trainer does not create its sampler by verl's create_rl_sampler; use another trainer.v1.trainer_mode "
-            "or remove data.sampler"
+            "or delete the section (~data.sampler)"
         )
     return None
 

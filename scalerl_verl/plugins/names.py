@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.plugins import head_settings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
 _VALUES: dict[str, frozenset[str]] = {
@@ -18,10 +19,14 @@ _VALUES: dict[str, frozenset[str]] = {
     "actor_rollout_ref.rollout.checkpoint_engine.backend": frozenset({"gloo"}),
     "trainer.v1.trainer_mode": frozenset({"pipeline_rl", "ppo_off_policy"}),
     "actor_rollout_ref.rollout.agent.default_agent_loop": frozenset({"forced_interruption"}),
+    head_settings.BACKEND: frozenset(head_settings.BACKENDS),
+    head_settings.HEAD_DTYPE: frozenset({head_settings.GENERATOR_DTYPE, "float"}),
 }
+OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping")
+"""Keys of ``algorithm.scalerl``."""
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
-    "algorithm": ("scalerl", "adv_norm", "zero_variance"),
+    "algorithm": ("scalerl", *OWN_KEYS),
     "trainer.v1": ("pipeline_rl", "ppo_off_policy"),
     "trainer.v1.sampler": ("poll_interval",),
     "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),
@@ -29,7 +34,8 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
 """Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
 _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
-PREFIX = "scalerl"
+PREFIXES = ("scalerl", "fp32", "fp-32", "float32", "float-32", "torch.float32")
+"""Beginnings of values that verl has none of: where one of our names may stand, such a value was meant to be one."""
 PLANNED = frozenset({"forced_interruption"})
 
 
@@ -39,6 +45,13 @@ def select(config: DictConfig, path: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
+def _value(config: DictConfig, path: str) -> str:
+    """The value at a path as text; vLLM's overrides may be JSON text themselves."""
+    if path == head_settings.HEAD_DTYPE:
+        return str(head_settings.generator_head_dtype(config) or "")
+    return str(select(config, path, ""))
+
+
 def near_miss(value: str, names: frozenset[str]) -> str | None:
     """The name of ours that ``value`` was probably meant to be; None if it is one of them or like none."""
     if value in names:
@@ -46,7 +59,7 @@ def near_miss(value: str, names: frozenset[str]) -> str | None:
     folded = value.casefold().replace("_", "-")
     for name in sorted(names):
         own = name.replace("_", "-")
-        if folded.startswith(PREFIX) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
+        if folded.startswith(PREFIXES) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
             return name
     return None
 
@@ -55,7 +68,7 @@ def near_misses(config: DictConfig) -> dict[str, tuple[str, str]]:
     """Config path -> (value given, name probably meant)."""
     found = {}
     for path, names in _VALUES.items():
-        value = str(select(config, path, ""))
+        value = _value(config, path)
         meant = near_miss(value, names)
         if meant is not None:
             found[path] = (value, meant)
@@ -66,7 +79,7 @@ def asked_names(config: DictConfig) -> dict[str, str]:
     """Config path -> value for each of our names in use (near misses too); the CPU platform counts as one."""
     found = {path: value for path, (value, _) in near_misses(config).items()}
     for path, names in _VALUES.items():
-        value = str(select(config, path, ""))
+        value = _value(config, path)
         if value in names:
             found[path] = value
     for section, prefixes in _SECTIONS.items():

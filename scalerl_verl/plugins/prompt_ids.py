@@ -66,8 +66,8 @@ def label_dataset(dataset: Any, data_config: Any) -> list[str]:
     if not hasattr(dataframe, "add_column") or not hasattr(dataframe, "with_format"):
         raise ValueError(
             f"{type(dataset).__name__}.dataframe is {type(dataframe).__name__}: data.sampler marks each prompt in a "
-            "datasets.Dataset, as verl's RLHFDataset keeps it; derive data.custom_cls from RLHFDataset or remove "
-            "data.sampler"
+            "datasets.Dataset, as verl's RLHFDataset keeps it; derive data.custom_cls from RLHFDataset, or delete "
+            "the section (~data.sampler)"
         )
     if COLUMN in dataframe.column_names:
         raise ValueError(f"the training data has a column {COLUMN!r}, a name that data.sampler uses: rename it")
@@ -76,7 +76,8 @@ def label_dataset(dataset: Any, data_config: Any) -> list[str]:
     if ids and dataset[0].get(COLUMN) != ids[0]:
         raise ValueError(
             f"{type(dataset).__name__} does not pass on all columns of its dataframe ({COLUMN} is missing in its "
-            "rows): data.sampler needs it to know the prompt of each result; pass it on or remove data.sampler"
+            "rows): data.sampler needs it to know the prompt of each result; pass it on, or delete the section "
+            "(~data.sampler)"
         )
     return ids
 

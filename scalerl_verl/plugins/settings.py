@@ -10,6 +10,7 @@ from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.losses.ratios import SEQUENCE_TRUNCATIONS, is_token_range
+from scalerl_verl.plugins.reward_shaping import make_reward_shapings
 
 ADV_NORMS = ("batch", "prompt", "none")
 ZERO_VARIANCE = ("drop", "keep")
@@ -18,17 +19,19 @@ DEFAULT_EPS_MAX = 5.0
 
 @dataclass(frozen=True)
 class AlgorithmSettings:
-    """``algorithm.scalerl``: read by the estimator ``scalerl``.
+    """``algorithm.scalerl``: read by the estimator ``scalerl``, but for the reward shaping, which any estimator has.
 
     Args:
         adv_norm: divide the group-centred advantages by the standard deviation over the batch (ScaleRL), over
             the prompt's group (GRPO), or not at all (Dr. GRPO).
         zero_variance: ``drop`` takes prompts whose rewards are all equal out of the loss and out of every
             denominator; ``keep`` leaves them in the denominators.
+        reward_shaping: name of a registered reward shaping -> its options; applied in this order before the estimator.
     """
 
     adv_norm: str = "batch"
     zero_variance: str = "drop"
+    reward_shaping: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -38,6 +41,10 @@ class AlgorithmSettings:
             problems.append(
                 f"algorithm.scalerl.zero_variance={self.zero_variance!r}: use one of {', '.join(ZERO_VARIANCE)}"
             )
+        try:
+            make_reward_shapings(self.reward_shaping)
+        except ValueError as error:
+            problems.append(f"algorithm.scalerl.{error}")
         if problems:
             raise ScaleRLConfigError(problems)
 

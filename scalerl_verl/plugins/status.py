@@ -16,6 +16,7 @@ from scalerl_verl.upstream.registry import states
 from scalerl_verl.upstream.spec import installed_version
 
 _loaded_by: list[str] = []
+_facts: dict[str, list[dict[str, Any]]] = {}
 
 
 def process_status() -> dict[str, Any]:
@@ -35,7 +36,19 @@ def process_status() -> dict[str, Any]:
             name: {"status": state.status, "detail": state.detail, "late": state.late}
             for name, state in states().items()
         },
+        **{name: list(entries) for name, entries in _facts.items()},
     }
+
+
+def add_fact(name: str, entry: dict[str, Any]) -> None:
+    """Note something found out while running (under its own key of the status), and record it."""
+    _facts.setdefault(name, []).append(entry)
+    record()
+
+
+def read_facts(name: str) -> list[dict[str, Any]]:
+    """What was noted under this key in this process, oldest first."""
+    return list(_facts.get(name, []))
 
 
 def record(loaded_by: str | None = None) -> None:

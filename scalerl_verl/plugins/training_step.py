@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scalerl_verl.advantages import AdvantageResult, row_weights
+from scalerl_verl.advantages import AdvantageResult, Sessions, index_sessions, row_weights
+from scalerl_verl.advantages.reward_shaping import RewardShaping
+from scalerl_verl.plugins.reward_shaping import shape_batch
 from scalerl_verl.plugins.rows import count_tokens, sum_rows
 
 
@@ -32,6 +34,11 @@ class AdvantageStep:
         keep_rewards: whether `fold_row_weights` leaves the two fields below.
         rewards_B: reward per row before any KL penalty, [B] float64, rows in the order of the batch.
         trains_B: rows with at least one unmasked token, [B] bool.
+        sessions: which rows are outputs of one response; None until `prepare_rows` saw the keys of the batch.
+        shapings: reward shaping, name -> object, in the order of application.
+        batch: verl's KVBatchMeta, for the reward shaping.
+        max_response_length: ``data.max_response_length``, for the reward shaping.
+        left_out_B: rows that a reward shaping leaves out of training, [B] bool.
     """
 
     loss_agg_mode: str
@@ -44,6 +51,11 @@ class AdvantageStep:
     keep_rewards: bool = False
     rewards_B: NDArray[np.float64] | None = None
     trains_B: NDArray[np.bool_] | None = None
+    sessions: Sessions | None = None
+    shapings: Mapping[str, RewardShaping] = field(default_factory=dict)
+    batch: Any = None
+    max_response_length: int = 0
+    left_out_B: NDArray[np.bool_] | None = None
 
     def note_result(self, result: AdvantageResult) -> None:
         """Record the estimator's result and its metrics."""
@@ -80,6 +92,7 @@ class AdvantageStep:
             kept_B,
             num_rows=len(num_tokens_B),
             trains_B=num_tokens_B > 0,
+            sessions=self.sessions,
         )
 
     def count_generated(self, num_tokens_B: NDArray[np.int64]) -> None:
@@ -110,25 +123,24 @@ def advantage_step(config: Any, metrics: dict[str, Any]) -> Iterator[AdvantageSt
         _current.reset(token)
 
 
-def refuse_multi_output_sessions(batch_keys: Sequence[str]) -> None:
-    """Refuse sessions with several outputs, each of which would count as a response of its own.
+def prepare_rows(data: Any, batch_keys: Sequence[str]) -> None:
+    """Before the estimator: find the sessions of the batch and apply the reward shaping that the config asks for.
 
     Args:
-        batch_keys: verl's row keys, ``{uid}_{session}_{output}``.
+        data: verl's DataProto; its rewards change if a shaping changes them.
+        batch_keys: verl's row keys, ``{uid}_{session}_{output}``, in the order of the rows.
 
     Raises:
-        ValueError: a session of this batch has more than one output and our estimator or prompt average is in use.
+        ValueError: as `index_sessions` and `shape_batch`.
     """
     step = current_step()
-    if step is None or not step.uses_groups:
+    if step is None or not (step.uses_groups or step.shapings):
         return
-    sessions = [key.rsplit("_", 1)[0] for key in batch_keys]
-    if len(set(sessions)) != len(sessions):
-        raise ValueError(
-            "an agent loop returned several outputs for one response: algorithm.adv_estimator=scalerl and "
-            "loss_agg_mode=prompt-mean would count each of them as a response; use adv_estimator=grpo with one of "
-            "verl's own aggregation modes"
-        )
+    step.sessions = index_sessions(batch_keys)
+    if step.shapings:
+        trains_B = shape_batch(data, step.sessions, step.batch, step.shapings, step.max_response_length)
+        step.left_out_B = ~trains_B
+        step.metrics["scalerl/data/rows_left_out_sum"] = int(step.left_out_B.sum())
 
 
 def fold_row_weights(data: Any) -> Any:

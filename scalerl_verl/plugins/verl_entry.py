@@ -14,10 +14,11 @@ import traceback
 from typing import Any
 
 _NAMES = r"(scalerl|scalerl_cispo|prompt-mean|gloo)"
+_HEADS = r"""impl_backend['"]?[=:]\s*['"]?fp32|head_dtype['"]?[=:]\s*['"]?float32"""
 _ON_COMMAND_LINE = re.compile(
-    rf"^\+{{0,2}}(scalerl[@=]|algorithm\.scalerl\b|\S*poll_interval_s=)|^\+{{0,2}}[\w.@]+=['\"]?{_NAMES}['\"]?$"
+    rf"^\+{{0,2}}(scalerl[@=]|algorithm\.scalerl\b|\S*poll_interval_s=)|^\+{{0,2}}[\w.@]+=['\"]?{_NAMES}['\"]?$|{_HEADS}"
 )
-_IN_YAML = re.compile(rf"^\s*(scalerl:|poll_interval_s:|[\w]+: ['\"]?{_NAMES}['\"]?$)", re.MULTILINE)
+_IN_YAML = re.compile(rf"^\s*(scalerl:|poll_interval_s:|[\w]+: ['\"]?{_NAMES}['\"]?$)|{_HEADS}", re.MULTILINE)
 
 
 def asks_for_us(argv: list[str], environ: dict[str, str]) -> bool:

@@ -8,13 +8,15 @@ from scalerl_verl.upstream.verl import (
     bypass_mode,
     cpu,
     curriculum,
+    fp32_head,
+    head_probe,
     prompt_mean,
     startup_check,
     trainer_faults,
     training_step,
     weight_sync,
 )
-from scalerl_verl.upstream.vllm import cpu_linear, engine_versions
+from scalerl_verl.upstream.vllm import cpu_linear, engine_versions, head
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
@@ -22,10 +24,12 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *prompt_mean.SPECS,
     *training_step.SPECS,
     *curriculum.SPECS,
+    *fp32_head.SPECS,
+    *head_probe.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,
     *cpu.SPECS,
 )
-VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *engine_versions.SPECS)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS, *engine_versions.SPECS)
 
 SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS

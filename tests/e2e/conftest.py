@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.launching import CPU_ENVIRONMENT, VerlRun, launch_verl, make_assets
+from tests.e2e.toggles import all_toggles
 
 RunVerl = Callable[..., VerlRun]
 NAMED = ("+scalerl=[recipe,cpu]", "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05")
 UNNAMED = ("+scalerl=cpu",)
+SYNC_STEPS = 3
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,25 @@ def run_verl(tmp_path_factory: pytest.TempPathFactory, tiny_assets: Path) -> Run
         return launch_verl(folder, tiny_assets, lines, {**CPU_ENVIRONMENT, **(env or {})}, timeout_s, each_second)
 
     return run
+
+
+def sync_inputs(assets: Path) -> list[str]:
+    """Data and model of the synchronous run: known rewards, responses of many lengths."""
+    return [f"data.train_files={assets}/kinds.parquet", f"actor_rollout_ref.model.path={assets}/stopping"]
+
+
+@pytest.fixture(scope="session")
+def sync_run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """The recipe in verl's synchronous trainer: three steps, a checkpoint at the second, toggles after the first."""
+    toggles = tmp_path_factory.mktemp("toggles") / "toggles.json"
+    toggles.write_text(json.dumps(all_toggles()))
+    return run_verl(
+        "sync",
+        *sync_inputs(tiny_assets),
+        f"trainer.total_training_steps={SYNC_STEPS}",
+        "trainer.save_freq=2",
+        "trainer.val_before_train=True",
+        "trainer.logger=[console,file,tensorboard,wandb]",
+        "trainer.resume_mode=auto",
+        env={"PROBE_TOGGLES": str(toggles)},
+    )

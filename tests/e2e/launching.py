@@ -25,6 +25,8 @@ from tests.recipe_modules import load_quickstart_module
 REPO = Path(__file__).resolve().parents[2]
 PROBE = Path(__file__).resolve().parent / "probe"
 NUM_PROMPTS, GROUP_SIZE = 8, 4
+FIRST_KINDS = ("1 of 4", "2 of 4", "2 of 4", "3 of 4", "pass", "equal", "1 of 4", "2 of 4")
+"""Answers of the first batch of ``kinds.parquet``: six groups with a signal, one all right, one all wrong."""
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -43,7 +45,6 @@ class VerlRun:
     log: str
     leftover_processes: int
     leftover_segments: list[str] = field(default_factory=list)
-    ended_at: float = 0.0  # Unix time
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
@@ -60,10 +61,15 @@ class VerlRun:
 
 
 def make_assets(folder: Path) -> Path:
-    """A random model with the quickstart's tokenizer and 32 training problems, the second batch of 8 equal-reward.
+    """A random model with the quickstart's tokenizer, and files of 32 training problems (see `reward`).
 
-    ``mixed.parquet`` is the same without such a batch: asynchronous runs train groups in the order they complete, so
-    which of their steps would be skipped for equal rewards is a matter of timing.
+    ``train.parquet``: the second batch of 8 has equal rewards throughout, the others go by the response. In
+    ``kinds.parquet`` the first batch is `FIRST_KINDS` and what follows the second is certain to train. In
+    ``mixed.parquet`` every problem is: asynchronous runs train groups in the order they complete, so which of their
+    steps would be skipped for equal rewards would be a matter of timing.
+
+    The model hardly ever ends a response by itself. ``stopping`` is the same with responses of many lengths: one token
+    in eight is an end to it.
     """
     import pandas
     import torch
@@ -71,8 +77,11 @@ def make_assets(folder: Path) -> Path:
     model_module = load_quickstart_module("model")
     torch.manual_seed(0)
     tokenizer = model_module.build_tokenizer()
-    model_module.build_model(tokenizer).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    model = model_module.build_model(tokenizer)
+    for name in ("model", "stopping"):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        model.generation_config.eos_token_id = list(range(tokenizer.eos_token_id, len(tokenizer), 8))
 
     def row(index: int, answer: str) -> dict:
         return {
@@ -83,8 +92,14 @@ def make_assets(folder: Path) -> Path:
             "extra_info": {"split": "train", "index": index},
         }
 
-    for name, answers in {"train": ["even", "equal", "even", "even"], "mixed": ["even"] * 4}.items():
-        rows = [row(index, answers[index // NUM_PROMPTS]) for index in range(4 * NUM_PROMPTS)]
+    even, equal, half = (NUM_PROMPTS * [answer] for answer in ("even", "equal", f"2 of {GROUP_SIZE}"))
+    files = {
+        "train": [*even, *equal, *even, *even],
+        "kinds": [*FIRST_KINDS, *equal, *half, *half],
+        "mixed": [*half, *half, *half, *half],
+    }
+    for name, answers in files.items():
+        rows = [row(index, answer) for index, answer in enumerate(answers)]
         pandas.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
     pandas.DataFrame([row(100 + index, "even") for index in range(4)]).to_parquet(folder / "test.parquet")
     return folder
@@ -133,16 +148,15 @@ def launch_verl(
                     if each_second is not None:
                         each_second({process.pid, *find_processes(run_id)})
                     time.sleep(1)
-            ended_at = time.time()
     finally:
         seconds = time.monotonic() - wall
         leftover = count_leftover(run_id)
         end_processes(run_id)
         removed = remove_shared_memory(segments)
-    return VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, removed, ended_at)
+    return VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, removed)
 
 
-def count_leftover(run_id: str, grace_s: float = 30.0) -> int:
+def count_leftover(run_id: str, grace_s: float = 120.0) -> int:
     """Processes of the run that are still there ``grace_s`` seconds after its driver ended (daemons need a moment)."""
     deadline = time.monotonic() + grace_s
     while (count := len(find_processes(run_id))) and time.monotonic() < deadline:

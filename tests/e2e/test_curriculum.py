@@ -42,7 +42,7 @@ def curriculum_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def overrides(data: Path, rollouts: Path) -> list[str]:
     return [
-        "+data.sampler.class_path=scalerl_verl.curriculum.NoPositiveResampling",
+        # The recipe's sampler, as every run here.
         f"data.train_files={data}",
         f"data.train_batch_size={BATCH}",
         "data.shuffle=True",
@@ -67,7 +67,7 @@ def drawn(rollouts: Path) -> dict[int, list[int]]:
 
 
 def events(run: VerlRun) -> list[dict]:
-    return [json.loads(line) for line in (run.folder / "checkpoints" / "curriculum.jsonl").read_text().splitlines()]
+    return read_lines(run.folder / "checkpoints" / "curriculum.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +79,33 @@ def first(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.Tem
 @pytest.fixture(scope="module")
 def resumed(first: VerlRun, run_verl: RunVerl, curriculum_data: Path) -> VerlRun:
     """The same folder, continued from the checkpoint in the middle of the second epoch."""
-    folder = first.folder
+    folder = set_back(first)
+    return run_verl("resumed", *overrides(curriculum_data, folder / "rollouts-resumed"), folder=folder)
+
+
+def set_back(run: VerlRun) -> Path:
+    """Make the run's folder that of one which died after its checkpoint; what it wrote is kept beside."""
+    assert run.code == 0, run.tail()
+    folder = run.folder
     (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
     (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
     (folder / "first-events.jsonl").write_text((folder / "checkpoints" / "curriculum.jsonl").read_text())
-    return run_verl("resumed", *overrides(curriculum_data, folder / "rollouts-resumed"), folder=folder)
+    return folder
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def first_metrics(first: VerlRun) -> dict[int, dict[str, float]]:
     path = first.folder / "metrics.first.jsonl"
-    lines = (path if path.exists() else first.folder / "metrics.jsonl").read_text().splitlines()
-    return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
+    lines = read_lines(path if path.exists() else first.folder / "metrics.jsonl")
+    return {entry["step"]: entry["data"] for entry in lines}
+
+
+def first_events(first: VerlRun) -> list[dict]:
+    path = first.folder / "first-events.jsonl"
+    return read_lines(path) if path.exists() else events(first)
 
 
 def test_later_epochs_draw_each_remaining_prompt_once_and_no_mastered_one(first: VerlRun) -> None:
@@ -110,9 +126,7 @@ def test_metrics_and_file_say_what_was_dropped(first: VerlRun) -> None:
     assert seen[5] == seen[6] == [2, 8, 8, 8, BATCH]
     assert seen[7] == [3, 8, 0, 8, BATCH]
     assert sum(values[name + "mastered_visits_sum"] for values in metrics.values()) == len(EASY)
-    path = first.folder / "first-events.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else events(first)
-    dropped = [line for line in lines if line["event"] == "dropped"]
+    dropped = [line for line in first_events(first) if line["event"] == "dropped"]
     assert {row for line in dropped for row in line["rows"]} == EASY
     assert all(line["epoch"] == 2 and line["responses"] == GROUP_SIZE for line in dropped)
 
@@ -137,20 +151,41 @@ def test_checkpoint_needs_no_class_of_ours(first: VerlRun) -> None:
     assert torch.load(path, weights_only=False)
 
 
-@pytest.fixture(scope="module")
-def asynchronous(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """Disaggregated: prompts are fetched one by one and ahead of their results."""
-    folder = tmp_path_factory.mktemp("curriculum-async")
-    return run_verl(
-        "curriculum-async",
-        *overrides(curriculum_data, folder / "rollouts"),
+def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
+    """Disaggregated: prompts are fetched one by one and ahead of their results.
+
+    No step samples before all that was handed out in earlier steps is complete (verl's strategy ``wait``), and the
+    oldest go first: step k trains what step k-1 handed out, the first two what the first handed out, on any machine.
+    """
+    return [
+        *overrides(data, rollouts),
         "trainer.v1.trainer_mode=separate_async",
         "actor_rollout_ref.hybrid_engine=False",
         "trainer.v1.separate_async.parameter_sync_step=2",
+        "trainer.v1.sampler.max_off_policy_strategy=wait",
+        "trainer.v1.sampler.max_off_policy_threshold=2",
+        "reward.custom_reward_function.name=gated_score",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // 2}",
-        "trainer.save_freq=-1",
-        folder=folder,
-    )
+    ]
+
+
+@pytest.fixture(scope="module")
+def asynchronous(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    folder = tmp_path_factory.mktemp("curriculum-async")
+    lines = asynchronous_overrides(curriculum_data, folder / "rollouts")
+    probe = {"PROBE_PROMPTS": "1", "PROBE_GATE_STEP": str(SAVED)}
+    return run_verl("curriculum-async", *lines, folder=folder, env=probe)
+
+
+@pytest.fixture(scope="module")
+def asynchronous_resumed(asynchronous: VerlRun, run_verl: RunVerl, curriculum_data: Path) -> VerlRun:
+    """The same folder, continued from its checkpoint: when it was written, a batch of prompts was unanswered."""
+    folder = set_back(asynchronous)
+    (folder / "weights-resumed").mkdir()
+    lines = asynchronous_overrides(curriculum_data, folder / "rollouts-resumed")
+    # verl says at INFO what it asks anew.
+    probe = {"PROBE_PROMPTS": "1", "PROBE_DIR": str(folder / "weights-resumed"), "VERL_LOGGING_LEVEL": "INFO"}
+    return run_verl("curriculum-async-resumed", *lines, folder=folder, env=probe)
 
 
 def test_prompts_fetched_ahead_of_their_results_are_dropped_an_epoch_later_at_most(asynchronous: VerlRun) -> None:
@@ -160,10 +195,55 @@ def test_prompts_fetched_ahead_of_their_results_are_dropped_an_epoch_later_at_mo
     assert all(visits[index] >= 1 for index in range(ROWS))
     # What was on its way when the second epoch began was drawn once more.
     assert all(visits[index] <= 2 for index in EASY)
-    last = asynchronous.metrics[STEPS]
+    last = first_metrics(asynchronous)[STEPS]
     dropped = last["scalerl/data/curriculum_dropped_in_all_max"]
     assert 4 <= dropped <= len(EASY)
     assert last["scalerl/data/curriculum_prompts_remaining_min"] <= ROWS - 4
     assert last["scalerl/data/curriculum_visits_sum"] == BATCH
-    listed = {row for line in events(asynchronous) if line["event"] == "dropped" for row in line["rows"]}
+    listed = {row for line in first_events(asynchronous) if line["event"] == "dropped" for row in line["rows"]}
     assert listed <= EASY and len(listed) == dropped
+
+
+def test_asynchronous_run_loses_and_doubles_no_prompt_when_it_is_resumed(
+    asynchronous: VerlRun, asynchronous_resumed: VerlRun
+) -> None:
+    """Fault of the field: after a checkpoint, prompts were skipped or repeated, those still being answered above all.
+
+    The truth is what led to the last weights: the first run up to the checkpoint, then the resumed one.
+    """
+    assert asynchronous_resumed.code == 0, asynchronous_resumed.tail()
+    assert sorted(asynchronous_resumed.metrics) == list(range(SAVED + 1, STEPS + 1))
+    folder = asynchronous.folder
+    before = [line for line in read_lines(folder / "weights" / "prompts.jsonl") if line["step"] <= SAVED]
+    after = read_lines(folder / "weights-resumed" / "prompts.jsonl")
+    handed, trained = (
+        [line["uid"] for line in before + after if line["event"] == event] for event in ("handed out", "trained")
+    )
+    assert len(set(handed)) == len(handed) and len(set(trained)) == len(trained), "a prompt came twice"
+    assert len(trained) == STEPS * BATCH and set(trained) <= set(handed)
+    # One batch ahead, as at the start: the resumed run does not fetch another one on top of it.
+    assert len(handed) - len(trained) == BATCH
+    in_flight = {line["uid"] for line in before if line["event"] == "handed out"} - set(trained[: SAVED * BATCH])
+    assert len(in_flight) == BATCH
+    assert in_flight <= {line["uid"] for line in after if line["event"] == "trained"}
+    assert f"Re-issued {BATCH} in-flight prompts" in asynchronous_resumed.log
+
+
+def test_every_epoch_of_a_resumed_asynchronous_run_is_complete(
+    asynchronous: VerlRun, asynchronous_resumed: VerlRun
+) -> None:
+    folder = asynchronous.folder
+    lines = read_lines(folder / "weights" / "prompts.jsonl")
+    lines = [line for line in lines if line["step"] <= SAVED] + read_lines(folder / "weights-resumed" / "prompts.jsonl")
+    rows = [line["row"] for line in lines if line["event"] == "handed out"]
+    listed = events(asynchronous_resumed)
+    gone: set[int] = set()
+    for epoch in [line for line in listed if line["event"] == "epoch"]:
+        dropped = [line for line in listed if line["event"] == "dropped" and line["epoch"] == epoch["epoch"]]
+        gone |= {row for line in dropped for row in line["rows"]}
+        mine, rows = rows[: epoch["num_remaining"]], rows[epoch["num_remaining"] :]
+        assert len(set(mine)) == len(mine) and not gone & set(mine)
+        # The last epoch was not finished.
+        assert set(mine) == set(range(ROWS)) - gone if rows else set(mine) <= set(range(ROWS)) - gone
+    assert not rows, "prompts beyond the last epoch of the file"
+    assert [line["epoch"] for line in listed if line["event"] == "epoch"] in ([1, 2, 3], [1, 2, 3, 4])

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart's launcher: ctrl-C leaves nothing, a second start resumes, the report is written."""
+"""The quickstart's launcher: ctrl-C leaves nothing, what SIGKILL leaves is ended, a new start resumes and reports.
+
+The first two runs wait before their second step (the probe's PROBE_HOLD_STEP), so what they are killed in does not
+depend on how fast this machine is.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from scalerl_verl.platform.reap import find_shared_memory
-from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, REPO
+from scalerl_verl.platform.reap import find_processes, find_shared_memory
+from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, PROBE, REPO
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -33,14 +37,20 @@ OVERRIDES = (
 )
 
 
-def _launch(assets: Path, out: Path, log: Path) -> subprocess.Popen:
+def _launch(assets: Path, out: Path, log: Path, hold: bool) -> subprocess.Popen:
+    """Start the launcher; with ``hold`` its run touches ``out/held`` before its second step and goes no further."""
     command = [sys.executable, str(REPO / "recipes" / "quickstart" / "launch.py"), "--data", str(assets)]
     command += ["--out", str(out), "--steps", str(STEPS), "--", *OVERRIDES]
+    environment = dict(os.environ)
+    if hold:
+        (out / "held").unlink(missing_ok=True)
+        path = os.pathsep.join(filter(None, [str(PROBE), os.environ.get("PYTHONPATH")]))
+        environment |= {"PROBE_DIR": str(out), "PROBE_HOLD_STEP": "2", "PYTHONPATH": path}
     with log.open("w") as stream:
-        return subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
+        return subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, env=environment)
 
 
-def _wait(condition: Callable[[], bool], process: subprocess.Popen, timeout_s: float = 400) -> None:
+def _wait(condition: Callable[[], bool], process: subprocess.Popen, timeout_s: float = 600) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, "the launcher ended early"
@@ -61,21 +71,24 @@ def _run_processes(out: Path) -> list[int]:
     return found
 
 
+def _run_id(out: Path) -> str:
+    return json.loads((out / ".lock").read_text())["run_id"]
+
+
 @pytest.fixture(scope="module")
-def interrupted(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run that got ctrl-C after its first step; yields its output folder."""
+def interrupted(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a run that got ctrl-C after its first step."""
     out = tmp_path_factory.mktemp("quickstart")
-    process = _launch(tiny_assets, out, out / "first.log")
-    latest = out / "run" / "checkpoints" / "latest_checkpointed_iteration.txt"
-    _wait(latest.exists, process)
+    process = _launch(tiny_assets, out, out / "first.log", hold=True)
+    _wait((out / "held").exists, process)
     assert len(_run_processes(out)) > 5
-    segments = find_shared_memory((out / ".run-id").read_text())
+    segments = find_shared_memory(_run_id(out))
     assert segments, "vLLM's engine talks to its worker through shared memory"
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=300) == 130
     assert _run_processes(out) == []
     assert segments & set(os.listdir("/dev/shm")) == set()
-    yield out
+    return out
 
 
 def test_interrupt_says_how_to_go_on(interrupted: Path) -> None:
@@ -83,15 +96,32 @@ def test_interrupt_says_how_to_go_on(interrupted: Path) -> None:
     assert not (interrupted / "summary.json").exists()
 
 
-def test_second_start_resumes_and_reports(interrupted: Path, tiny_assets: Path) -> None:
-    process = _launch(tiny_assets, interrupted, interrupted / "second.log")
-    code = process.wait(timeout=500)
-    text = (interrupted / "second.log").read_text()
+@pytest.fixture(scope="module")
+def orphaned(interrupted: Path, tiny_assets: Path) -> Path:
+    """The same folder, resumed by a launcher that was then killed: its run goes on."""
+    process = _launch(tiny_assets, interrupted, interrupted / "second.log", hold=True)
+    _wait(lambda: len(_run_processes(interrupted)) > 5, process)
+    process.kill()
+    process.wait()
+    assert _run_processes(interrupted)
+    return interrupted
+
+
+def test_third_start_ends_the_orphan_resumes_and_reports(orphaned: Path, tiny_assets: Path) -> None:
+    orphan_id = _run_id(orphaned)
+    assert find_processes(orphan_id), "there is nothing to end"
+    process = _launch(tiny_assets, orphaned, orphaned / "third.log", hold=False)
+    _wait(lambda: "starting; its full log" in (orphaned / "third.log").read_text(), process)
+    assert _run_id(orphaned) != orphan_id
+    assert find_processes(orphan_id) == []
+    code = process.wait(timeout=600)
+    text = (orphaned / "third.log").read_text()
     assert code == 0, text
+    assert "lost its launcher" in text and "shared-memory segments" in text
     assert "resuming the interrupted run" in text
-    summary = json.loads((interrupted / "summary.json").read_text())
+    summary = json.loads((orphaned / "summary.json").read_text())
     assert summary["steps"] == STEPS and summary["generated_tokens"] > 0
     assert [point["step"] for point in summary["points"]][-1] == STEPS
     assert summary["wall_s"] > 0 and 1 < summary["peak_gib"] < 12
-    assert (interrupted / "learning_curve.png").stat().st_size > 5000
-    assert _run_processes(interrupted) == []
+    assert (orphaned / "learning_curve.png").stat().st_size > 5000
+    assert _run_processes(orphaned) == []

@@ -5,44 +5,34 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.e2e.conftest import RunVerl
+from tests.e2e.conftest import SYNC_STEPS, RunVerl, sync_inputs
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.weights import compare_updates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-STEPS = 3
-TRACKERS = "trainer.logger=[console,file,tensorboard,wandb]"
-
 
 @pytest.fixture(scope="module")
-def first(run_verl: RunVerl) -> Iterator[VerlRun]:
+def first(sync_run: VerlRun) -> VerlRun:
     """Three steps with a checkpoint at the second; the second batch has equal rewards throughout."""
-    yield run_verl(
-        "sync",
-        f"trainer.total_training_steps={STEPS}",
-        "trainer.save_freq=2",
-        "trainer.val_before_train=True",
-        TRACKERS,
-        "trainer.resume_mode=auto",
-    )
+    return sync_run
 
 
 @pytest.fixture(scope="module")
-def resumed(first: VerlRun, run_verl: RunVerl) -> VerlRun:
+def resumed(first: VerlRun, run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
     """The same folder, continued from the checkpoint of step 2 as if the run had died after it."""
     folder = first.folder
     (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
     (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
     weights = folder / "weights-resumed"
     weights.mkdir()
-    overrides = (f"trainer.total_training_steps={STEPS}", "trainer.resume_mode=auto")
-    return run_verl("resumed", *overrides, folder=folder, env={"PROBE_DIR": str(weights)})
+    overrides = (f"trainer.total_training_steps={SYNC_STEPS}", "trainer.resume_mode=auto")
+    return run_verl("resumed", *sync_inputs(tiny_assets), *overrides, folder=folder, env={"PROBE_DIR": str(weights)})
 
 
 def _first_metrics(run: VerlRun) -> dict[int, dict[str, float]]:
@@ -83,7 +73,7 @@ def test_plugin_is_seen_in_every_kind_of_process(first: VerlRun) -> None:
 
 def test_engine_holds_the_trainers_weights_after_every_update(first: VerlRun) -> None:
     # One update when training starts and one after each step.
-    assert compare_updates(first.folder / "weights") == STEPS + 1
+    assert compare_updates(first.folder / "weights") == SYNC_STEPS + 1
 
 
 def test_trainer_and_generator_agree_at_the_first_step(first: VerlRun) -> None:
@@ -92,6 +82,23 @@ def test_trainer_and_generator_agree_at_the_first_step(first: VerlRun) -> None:
     assert 0 <= metrics["scalerl/mismatch/log_ratio_abs_max"] < 1e-5
     assert metrics["scalerl/loss/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["scalerl/loss/nonfinite_tokens_sum"] == 0
+
+
+def test_fp32_head_is_active_on_both_sides_and_compared_before_training(first: VerlRun) -> None:
+    """Measured in the processes that compute: the trainer's worker and vLLM's, whose record the server fetched."""
+    noted = [entry for process in first.processes for entry in process.get("fp32_head", [])]
+    engine = [entry for entry in noted if entry.get("side") == "generator"]
+    trainer = [entry for entry in noted if entry not in engine]
+    assert len(engine) >= 2 and trainer
+    assert {entry["dtype"] for entry in engine} == {"float32"}
+    assert all(entry["relative_error"] < 2e-5 for entry in engine)
+    assert "[scalerl_verl] FP32 head against float64: trainer off by" in first.log
+    metrics = _first_metrics(first)
+    # Before any update, by one forward more; then in every step, by the loss.
+    assert 0 <= metrics[1]["scalerl/mismatch/first_batch_log_ratio_abs_max"] < 1e-4
+    assert "scalerl/mismatch/first_batch_log_ratio_abs_max" not in metrics[3]
+    assert metrics[3]["scalerl/mismatch/ess_frac"] == pytest.approx(1, abs=1e-4)
+    assert metrics[3]["scalerl/mismatch/above_cap_frac"] == 0
 
 
 def test_step_with_equal_rewards_is_skipped_and_training_goes_on(first: VerlRun) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from scalerl_verl import cli, doctor
 from scalerl_verl.doctor import Report, run_doctor
-from scalerl_verl.plugins import machine_checks, status
+from scalerl_verl.head import LogProbs
+from scalerl_verl.plugins import head_check, machine_checks, status
 from scalerl_verl.upstream.activation import PLATFORM_ENV, STATUS_DIR_ENV
 from scalerl_verl.upstream.table import SYMBOLS
 
@@ -205,6 +206,32 @@ def test_status_files_of_a_run_are_read(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert run_doctor(processes=False, run_dir=str(tmp_path)).problems == [
         "process 4711: patch verl.startup_check was refused"
     ]
+
+
+def test_fp32_head_of_this_machine_and_of_a_run_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(STATUS_DIR_ENV, str(tmp_path))
+    monkeypatch.setattr(status, "_facts", {})
+    head = {"backend": "fp32", "fused": True, "weight_dtype": "bfloat16", "max_error": 2e-6, "tolerance": 1e-3}
+    status.add_fact("fp32_head", head)
+    report = run_doctor(processes=False, run_dir=str(tmp_path))
+    assert report.problems == []
+    assert any(line.startswith("FP32 head on cpu: log-probs off by") for line in report.lines)
+    assert "FP32 head fp32 (fused, bfloat16 weights): log-probs off by 2.0e-06" in "\n".join(report.lines)
+    status.add_fact("fp32_head", head | {"max_error": 0.03})
+    (problem,) = run_doctor(processes=False, run_dir=str(tmp_path)).problems
+    assert "the FP32 head is off by more than 0.001" in problem
+
+
+def test_fp32_head_that_rounds_its_logits_on_this_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = head_check.linear_logprobs
+
+    def rounded(*args: Any) -> Any:
+        logp, entropy = ours(*args)
+        return LogProbs(logp.bfloat16().float(), entropy)
+
+    monkeypatch.setattr(head_check, "linear_logprobs", rounded)
+    (problem,) = run_doctor(processes=False).problems
+    assert "FP32 head on cpu: log-probs off by" in problem and "more than 0.001" in problem
 
 
 def test_folder_without_status_files_is_a_problem(tmp_path: Path) -> None:

@@ -1,43 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The diffs in patches/ apply to the installed upstream sources, and the table lists each of them."""
+"""The diffs in patches/ apply to the installed upstream sources, pass their own tests, and are in the table."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 REPO = Path(__file__).resolve().parents[2]
 PATCHES = sorted((REPO / "patches").glob("*/*.patch"))
 
 
+def _new_names(patch: Path) -> list[str]:
+    return [line.split()[1].removeprefix("b/") for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
+
+
 def _patched_files(patch: Path) -> list[str]:
-    return [line.split()[1].removeprefix("b/") for line in patch.read_text().splitlines() if line.startswith("+++ ")]
+    return [name for name in _new_names(patch) if not name.startswith("tests/")]
+
+
+def _own_tests(patch: Path) -> list[str]:
+    return [name for name in _new_names(patch) if name.startswith("tests/")]
+
+
+WITH_TESTS = [patch for patch in PATCHES if _own_tests(patch)]
+
+
+def _site(patch: Path) -> Path:
+    spec = importlib.util.find_spec(patch.parent.name)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]).parent
+
+
+def _apply(patch: Path, folder: Path, *options: str) -> None:
+    done = subprocess.run(["git", "apply", "-v", *options, str(patch)], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda path: path.stem)
 def test_patch_applies_and_compiles(patch: Path, tmp_path: Path) -> None:
-    spec = importlib.util.find_spec(patch.parent.name)
-    assert spec is not None and spec.submodule_search_locations
-    site = Path(spec.submodule_search_locations[0]).parent
     names = _patched_files(patch)
     assert names
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(site / name, tmp_path / name)
+        shutil.copy(_site(patch) / name, tmp_path / name)
     before = [(tmp_path / name).read_text() for name in names]
-    done = subprocess.run(["git", "apply", "-v", str(patch)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    _apply(patch, tmp_path)
     for name, old in zip(names, before, strict=True):
         new = (tmp_path / name).read_text()
         assert new != old
-        compile(new, name, "exec")
+        if name.endswith(".py"):
+            compile(new, name, "exec")
+        else:
+            yaml.safe_load(new)
+
+
+def _run_own_tests(patch: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The diff's tests on the copy of upstream in ``folder``, in a process without our plugin."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
+    environment |= {"PYTHONPATH": str(folder), "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_own_tests(patch)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("patch", WITH_TESTS, ids=lambda path: path.stem)
+def test_patch_passes_its_own_tests_which_fail_without_it(patch: Path, tmp_path: Path) -> None:
+    package = patch.parent.name
+    shutil.copytree(_site(patch) / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    _apply(patch, tmp_path, "--include=tests/*")
+    without = _run_own_tests(patch, tmp_path)
+    assert without.returncode in (1, 2), without.stdout[-2000:] + without.stderr[-2000:]
+    _apply(patch, tmp_path, "--exclude=tests/*")
+    done = _run_own_tests(patch, tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("patch", WITH_TESTS, ids=lambda path: path.stem)
+def test_patch_tells_maintainers_symptom_cause_and_change(patch: Path) -> None:
+    head = patch.read_text().split("\n---\n")[0]
+    starts = ["Subject: [", "\nSymptom: ", "\nCause: ", "\nChange: ", "\nTest: pytest tests/"]
+    places = [head.find(start) for start in starts]
+    assert places == sorted(places) and places[0] == 0 and -1 not in places
+    assert all(name in head for name in _own_tests(patch))
 
 
 def test_every_patch_is_listed() -> None:
     table = (REPO / "patches" / "README.md").read_text()
-    assert PATCHES
+    assert PATCHES and WITH_TESTS
     assert [path for path in PATCHES if f"{path.parent.name}/{path.name}" not in table] == []

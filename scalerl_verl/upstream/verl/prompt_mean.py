@@ -56,6 +56,16 @@ def _build_statistic(original: Any, module: ModuleType) -> Any:
     return agg_loss
 
 
+def _build_value(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def compute_value_loss(*args: Any, loss_agg_mode: str = "token-mean", **kwargs: Any) -> Any:
+        # verl lets critic.loss_agg_mode follow the actor's. Values carry no prompt weight: token mean, verl's default.
+        mode = "token-mean" if loss_agg_mode == PROMPT_MEAN else loss_agg_mode
+        return original(*args, loss_agg_mode=mode, **kwargs)
+
+    return compute_value_loss
+
+
 SPECS = (
     PatchSpec(
         name="verl.prompt_mean.config",
@@ -94,6 +104,19 @@ SPECS = (
         distribution="verl",
         versions=_VERSIONS,
         sources=(),
+        when="named",
+        removal=_REMOVAL,
+    ),
+    PatchSpec(
+        name="verl.prompt_mean.critic",
+        module="verl.workers.utils.losses",
+        target="compute_value_loss",
+        build=_build_value,
+        kind="wrap",
+        why="The critic's aggregation mode follows the actor's by default, but values carry no prompt weight.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("7bfde458f0c4ff06f89fe1ea7005a5b692db8c642878934a6576f7eb18282c8d",),
         when="named",
         removal=_REMOVAL,
     ),

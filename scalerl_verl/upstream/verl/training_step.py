@@ -16,11 +16,15 @@ def _build_step(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
         from scalerl_verl.plugins.curriculum import find_sampler, record_visits
+        from scalerl_verl.plugins.reward_shaping import read_shapings
         from scalerl_verl.plugins.training_step import advantage_step
 
         sampler = find_sampler(self)
         with advantage_step(self.config, metrics) as step:
             step.keep_rewards = sampler is not None
+            step.shapings = read_shapings(self.config)
+            if step.shapings:
+                step.batch, step.max_response_length = batch, int(self.config.data.max_response_length)
             result = original(self, batch, metrics)
         if sampler is not None:
             record_visits(sampler, batch, step)
@@ -33,9 +37,9 @@ def _build_step(original: Any, module: ModuleType) -> Any:
 def _build_advantage(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def compute_advantage_for_multi_trajectories(data: Any, batch_keys: Any, *args: Any, **kwargs: Any) -> Any:
-        from scalerl_verl.plugins.training_step import fold_row_weights, refuse_multi_output_sessions
+        from scalerl_verl.plugins.training_step import fold_row_weights, prepare_rows
 
-        refuse_multi_output_sessions(batch_keys)
+        prepare_rows(data, batch_keys)
         return fold_row_weights(original(data, batch_keys, *args, **kwargs))
 
     return compute_advantage_for_multi_trajectories
@@ -45,13 +49,11 @@ def _build_update(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
         step = getattr(self, "_scalerl_step", None)
-        if step is None or not step.uses_names:
-            return original(self, batch, metrics)
-        if step.nothing_trains:
-            # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
-            metrics["scalerl/data/skipped_updates_sum"] = 1.0
-            return batch
-        metrics["scalerl/data/skipped_updates_sum"] = 0.0
+        if step is not None and step.uses_names:
+            metrics["scalerl/data/skipped_updates_sum"] = float(step.nothing_trains)
+            if step.nothing_trains:
+                # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
+                return batch
         batch = original(self, batch, metrics)
         for name in [name for name in metrics if name.startswith("actor/scalerl/")]:
             metrics[name.removeprefix("actor/")] = metrics.pop(name)
@@ -61,13 +63,15 @@ def _build_update(original: Any, module: ModuleType) -> Any:
 
 
 def _build_metrics(original: Any, module: ModuleType) -> Any:
-    from scalerl_verl.plugins.algorithms import metric_aggregations
+    from scalerl_verl.plugins.algorithms import measure_mismatch, metric_aggregations
 
     aggregations = metric_aggregations()
 
     @functools.wraps(original)
-    def ppo_loss(*args: Any, **kwargs: Any) -> Any:
-        loss, metrics = original(*args, **kwargs)
+    def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        loss, metrics = original(config, model_output, data, dp_group)
+        measured = measure_mismatch(config, model_output, data, metrics)
+        metrics.update(module.Metric.from_dict(measured, aggregation=module.AggregationType.MEAN))
         for name, how in aggregations.items():
             if name in metrics:
                 values = metrics[name].values
@@ -99,7 +103,8 @@ SPECS = (
         target="compute_advantage_for_multi_trajectories",
         build=_build_advantage,
         kind="wrap",
-        why="Group-wise weights are exact only where whole groups are visible: on the driver, after the estimator.",
+        why="Group-wise weights are exact only where whole groups are visible: on the driver, after the estimator. "
+        "Sessions and rewards are only there before it.",
         distribution="verl",
         versions=_VERSIONS,
         sources=("46c7a2240d72f694b8e836a74943a7b7c340ea5bd16e579b578fbf1b4802b0fe",),
@@ -127,7 +132,8 @@ SPECS = (
         build=_build_metrics,
         kind="wrap",
         why="ppo_loss declares every metric of a policy loss a mean: a maximum over micro-batches would be averaged, "
-        "and a metric that comes with its own aggregation is refused.",
+        "and a metric that comes with its own aggregation is refused. With an FP32 head the mismatch is added to the "
+        "metrics of any other loss, too.",
         distribution="verl",
         versions=_VERSIONS,
         sources=("d7a7f4ab82c8a092467633bb9951c45697f58f3abf4c47137a8bb80ee159bfa7",),

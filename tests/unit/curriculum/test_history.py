@@ -75,8 +75,10 @@ def test_batch_is_counted_by_prompt_and_step() -> None:
     assert counts == {("a", 1): (1, 2), ("a", 2): (1, 1), ("b", 1): (0, 1)}
 
 
-def test_session_of_several_outputs_counts_once_by_its_last_row() -> None:
-    counts = tally_visits(["a"] * 4, ["u_0_0", "u_0_10", "u_0_9", "u_1_0"], [1] * 4, [-1, 1, -1, -1], [True] * 4)
+@pytest.mark.parametrize("last_trains", [True, False])
+def test_session_of_several_outputs_counts_once_by_its_last_output(last_trains: bool) -> None:
+    keys, trains = ["u_0_0", "u_0_10", "u_0_9", "u_1_0", "u_2_0"], [True, last_trains, True, True, False]
+    counts = tally_visits(["a"] * 5, keys, [1] * 5, [-1, 1, -1, -1, 1], trains)
     assert counts == {("a", 1): (1, 2)}
 
 

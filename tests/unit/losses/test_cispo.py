@@ -39,6 +39,8 @@ METRICS = {
     "scalerl/mismatch/log_ratio_abs_max": "max",
     "scalerl/mismatch/sequence_log_ratio_abs_max": "max",
     "scalerl/mismatch/k3_kl": "mean",
+    "scalerl/mismatch/ess_frac": "mean",
+    "scalerl/mismatch/above_cap_frac": "mean",
 }
 
 
@@ -265,6 +267,8 @@ def test_metrics_of_the_hand_computed_batch():
             "scalerl/mismatch/log_ratio_abs_max": 3 * LN2,
             "scalerl/mismatch/sequence_log_ratio_abs_max": 3 * LN2,
             "scalerl/mismatch/k3_kl": 3.1 - 1 - LN2,
+            "scalerl/mismatch/ess_frac": 9.5**2 / (5 * 23.25),
+            "scalerl/mismatch/above_cap_frac": 2 / 5,
         }
     )
 

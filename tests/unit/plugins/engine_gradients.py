@@ -2,7 +2,10 @@
 """Child program of test_engine_gradients: gradients of a tiny model through verl's FSDP2 engine, for several splits.
 
 python engine_gradients.py FOLDER; RANK and WORLD_SIZE in the environment. Reads FOLDER/model; rank 0 writes
-FOLDER/gradients-<world>.npz, "loss|order|split" -> flat gradient, and FOLDER/inputs.npz.
+FOLDER/gradients-<world>.npz, "precision|loss|order|split" -> flat gradient, and FOLDER/inputs.npz.
+
+verl's engine has no FP64 of its own, its table of precision names ends at 32 bits. That function alone is replaced here
+(`allow_fp64`); FSDP2, micro-batching and the loss are verl's in both precisions.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
+from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import (
     FSDPActorConfig,
     FSDPEngineConfig,
@@ -51,24 +55,33 @@ LOSSES: dict[str, dict[str, Any]] = {
     "range": {"token_mask_range": [0.5, 2.0]},
     "sequence": {"sequence_truncation": "product"},
 }
-ORDERS = {"in order": [0, 1, 2, 3, 4, 5, 6, 7], "groups apart": [6, 0, 4, 3, 2, 7, 1, 5]}
+ORDERS = {
+    "in order": [0, 1, 2, 3, 4, 5, 6, 7],
+    "groups apart": [6, 0, 4, 3, 2, 7, 1, 5],
+    "padding rows": [8, 3, 9, 10, 0, 5, 11, 12, 13, 2, 7, 14, 1, 6, 15, 4],
+}
+"""Rows in the order of the batch; those from 8 on are verl's padding: one masked token of a prompt of their own."""
 
 
-def make_batch(vocab_size: int) -> dict[str, Any]:
+def make_batch(vocab_size: int, num_rows: int) -> dict[str, Any]:
     """Rows of 3 prompt tokens and the response; log-probs that make ratios of both sides of the cap."""
     generator = torch.Generator().manual_seed(0)
+    num_padding = num_rows - len(UIDS)
+    lengths, trained = LENGTHS + [1] * num_padding, LENGTHS + [0] * num_padding
     tokens = [torch.randint(3, vocab_size, (PROMPT_TOKENS + n,), generator=generator) for n in LENGTHS]
     logp = [-4 * torch.rand(n, generator=generator) - 3 for n in LENGTHS]
-    mask_BT = torch.arange(max(LENGTHS))[None, :] < torch.tensor(LENGTHS)[:, None]
+    tokens += [torch.full((PROMPT_TOKENS + 1,), 3)] * num_padding
+    logp += [torch.zeros(1)] * num_padding
+    mask_BT = torch.arange(max(LENGTHS))[None, :] < torch.tensor(trained)[:, None]
     rewards_BT = torch.zeros(mask_BT.shape)
-    rewards_BT[torch.arange(len(UIDS)), torch.tensor(LENGTHS) - 1] = torch.tensor(REWARDS)
+    rewards_BT[torch.arange(num_rows), torch.tensor(lengths) - 1] = torch.tensor(REWARDS + [7.0] * num_padding)
+    uids = np.array(UIDS + ["pad"] * num_padding, dtype=object)
     actor = SimpleNamespace(loss_agg_mode="prompt-mean")
     with advantage_step(SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor)), {}):
-        advantages_BT, _ = estimate_advantages(
-            rewards_BT, mask_BT, np.array(UIDS, dtype=object), OmegaConf.create({"scalerl": {}})
-        )
-    advantages = [row[:n] for row, n in zip(advantages_BT, LENGTHS, strict=True)]
-    return {"tokens": tokens, "logp": logp, "advantages": advantages}
+        advantages_BT, _ = estimate_advantages(rewards_BT, mask_BT, uids, OmegaConf.create({"scalerl": {}}))
+    advantages = [row[:n] for row, n in zip(advantages_BT, lengths, strict=True)]
+    masks = [row[:n].long() for row, n in zip(mask_BT, lengths, strict=True)]
+    return {"tokens": tokens, "logp": logp, "advantages": advantages, "masks": masks}
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -78,27 +91,33 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
 def make_data(batch: dict[str, Any], rows: list[int], split: dict[str, Any]) -> TensorDict:
     """What a worker of verl's V1 trainer gets of these rows."""
     tokens = [batch["tokens"][i] for i in rows]
-    ones = [torch.ones(LENGTHS[i], dtype=torch.long) for i in rows]
+    masks = [batch["masks"][i] for i in rows]
     data = TensorDict(
         {
             "input_ids": nested(tokens),
             "position_ids": nested([torch.arange(len(row)) for row in tokens]),
             "prompts": nested([row[:PROMPT_TOKENS] for row in tokens]),
             "responses": nested([row[PROMPT_TOKENS:] for row in tokens]),
-            "response_mask": nested(ones),
-            "loss_mask": nested(ones),
+            "response_mask": nested(masks),
+            "loss_mask": nested(masks),
             "old_log_probs": nested([batch["logp"][i] for i in rows]),
             "advantages": nested([batch["advantages"][i] for i in rows]),
         },
         batch_size=len(rows),
     )
-    settings = {"global_batch_size": len(UIDS), "temperature": 1.0, "use_remove_padding": False, **split}
+    settings = {"global_batch_size": len(batch["tokens"]), "temperature": 1.0, "use_remove_padding": False, **split}
     tu.assign_non_tensor(data, **settings)
     return data
 
 
-def make_engine(model_path: str) -> Any:
-    precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+def allow_fp64() -> None:
+    """Teach verl's table of precision names a 64th bit."""
+    known = PrecisionType.to_dtype
+    PrecisionType.to_dtype = staticmethod(lambda name: torch.float64 if name == "fp64" else known(name))
+
+
+def make_engine(model_path: str, precision: str) -> Any:
+    mixed = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), precision)
     engine = EngineRegistry.new(
         model_type="language_model",
         backend="fsdp2",
@@ -109,7 +128,7 @@ def make_engine(model_path: str) -> Any:
             override_config={"attn_implementation": "eager"},
         ),
         engine_config=FSDPEngineConfig(
-            strategy="fsdp2", model_dtype="fp32", mixed_precision=precision, use_torch_compile=False
+            strategy="fsdp2", model_dtype=precision, mixed_precision=mixed, use_torch_compile=False
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
         checkpoint_config=CheckpointConfig(),
@@ -138,17 +157,21 @@ def main() -> None:
     store = f"file://{folder / f'store-{world}'}"
     dist.init_process_group("cpu:gloo", init_method=store, rank=rank, world_size=world)
     torch.set_num_threads(1)
-    engine = make_engine(str(folder / "model"))
-    batch = make_batch(engine.model_config.hf_config.vocab_size)
+    allow_fp64()
     found = {}
-    for order_name, order in ORDERS.items():
-        rows = order[rank * len(order) // world : (rank + 1) * len(order) // world]
-        for split_name, split in SPLITS.items():
-            for loss_name, options in LOSSES.items():
-                name = f"{loss_name}|{order_name}|{split_name}"
-                found[name] = gradient(engine, make_data(batch, rows, split), options)
+    for precision in ("fp32", "fp64"):
+        engine = make_engine(str(folder / "model"), precision)
+        assert {parameter.dtype for parameter in engine.module.parameters()} == {PrecisionType.to_dtype(precision)}
+        for order_name, order in ORDERS.items():
+            batch = make_batch(engine.model_config.hf_config.vocab_size, len(order))
+            rows = order[rank * len(order) // world : (rank + 1) * len(order) // world]
+            for split_name, split in SPLITS.items():
+                for loss_name, options in LOSSES.items():
+                    name = f"{precision}|{loss_name}|{order_name}|{split_name}"
+                    found[name] = gradient(engine, make_data(batch, rows, split), options)
     if rank == 0:
         np.savez(folder / f"gradients-{world}.npz", **found)
+        batch = make_batch(engine.model_config.hf_config.vocab_size, len(UIDS))
         tokens, logp = (torch.nn.utils.rnn.pad_sequence(batch[key], True).numpy() for key in ("tokens", "logp"))
         np.savez(
             folder / "inputs.npz",

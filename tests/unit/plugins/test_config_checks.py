@@ -7,7 +7,6 @@ import copy
 import functools
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +31,13 @@ from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.plugins.settings import PolicyLossSettings
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import ACTIVE_ENV, FORWARDED_ENV, PLATFORM_ENV
+from tests.recipe_modules import load_benchmark_module
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+HEAD = f"{MODEL}.fused_kernel_options.impl_backend"
+HEAD_DTYPE = f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides.head_dtype"
 PRESETS = sorted(path.stem for path in Path(scalerl_verl.configs.__file__).parent.glob("scalerl/*.yaml"))
 ON_CPU = ("cpu", "quickstart")
 PLAIN_VERL = ("drgrpo", "grpo", "gspo", "reinforce_tis", "sampling_ratio", "setup")
@@ -118,6 +121,21 @@ def test_config_of_verl_alone_asks_for_nothing_of_ours() -> None:
 
 
 CORRECTION = "algorithm.rollout_correction"
+PIECES = {
+    "loss": f"{ACTOR}.policy_loss.loss_mode",
+    "aggregation": f"{ACTOR}.loss_agg_mode",
+    "normalisation": "algorithm.scalerl.adv_norm",
+    "filtering": "algorithm.scalerl.zero_variance",
+    "curriculum": "data.sampler.class_path",
+}
+LEAVE_ONE_OUT = {
+    "loss": [f"{PIECES['loss']}=vanilla", f"~{ACTOR}.policy_loss.eps_max"],
+    "aggregation": [f"{PIECES['aggregation']}=token-mean"],
+    "normalisation": [f"{PIECES['normalisation']}=prompt"],
+    "filtering": [f"{PIECES['filtering']}=keep"],
+    "curriculum": ["~data.sampler"],
+}
+"""Piece of the recipe -> a user's overrides that leave it out."""
 REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "misspelt loss": (
         "",
@@ -161,8 +179,8 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["algorithm.scalerl is read by the estimator scalerl only", "algorithm.adv_estimator=grpo"],
     ),
     "two filters of groups": (
-        "recipe",
-        {"algorithm.filter_groups.enable": True},
+        "advantage",
+        {"algorithm.filter_groups.enable": True, f"{ROLLOUT}.n": 4},
         ["algorithm.scalerl.zero_variance=drop", "algorithm.filter_groups.enable=True"],
     ),
     "group of one": ("recipe", {f"{ROLLOUT}.n": 1}, [f"{ROLLOUT}.n=1", "2 or more"]),
@@ -303,7 +321,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["data.sampler.class_path=scalerl_verl.curriculum.NoPositives does not exist", CLASS_PATH],
     ),
     "sampler options without the sampler": (
-        "recipe",
+        "cispo",
         {"data.sampler.threshold": 0.5},
         ["data.sampler=", "names no sampler", f"+data.sampler.class_path={CLASS_PATH}"],
     ),
@@ -330,6 +348,78 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"algorithm.filter_groups.enable": True},
         ["algorithm.filter_groups.enable=True", "data.sampler", "set filter_groups.enable=False"],
     ),
+    "FP32 head in the trainer only": (
+        "",
+        {HEAD: "fp32", f"{MODEL}.use_fused_kernels": True},
+        [f"{HEAD}=fp32", "in the trainer only", f"+{HEAD_DTYPE}=float32"],
+    ),
+    "FP32 head in the trainer only, without fusion": ("", {HEAD: "fp32"}, [f"{HEAD}=fp32", "in the trainer only"]),
+    "FP32 head in the generator only": (
+        "",
+        {HEAD_DTYPE: "float32"},
+        [f"{HEAD_DTYPE}=float32", f"{HEAD}=torch", "in the generator only", f"Set {HEAD}=fp32"],
+    ),
+    "FP32 head in the generator only, as JSON": (
+        "",
+        {f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides": '{"head_dtype": "float32"}'},
+        ["in the generator only"],
+    ),
+    "other dtype in the generator": ("fp32_head", {HEAD_DTYPE: "bfloat16"}, ["in the trainer only"]),
+    "misspelt FP32 head": ("", {HEAD: "FP32"}, [f"{HEAD}=FP32 does not exist", "fp32, fp32_shared_pass, torch"]),
+    "FP32 head by another name": ("", {HEAD: "float32"}, [f"{HEAD}=float32 does not exist"]),
+    "misspelt dtype": ("", {HEAD_DTYPE: "FP32"}, [f"{HEAD_DTYPE}=FP32", "write float32"]),
+    "dtype that vLLM would take": ("", {HEAD_DTYPE: "float"}, [f"{HEAD_DTYPE}=float", "write float32"]),
+    "unknown option of the head": (
+        "fp32_head",
+        {f"{MODEL}.fused_kernel_options.chunk_rows": 5},
+        ["fused_kernel_options.chunk_rows does not exist", "impl_backend"],
+    ),
+    "FP32 head in a critic": (
+        "fp32_head",
+        {"critic.model.fused_kernel_options.impl_backend": "fp32"},
+        ["critic.model.fused_kernel_options.impl_backend=fp32", "value head"],
+    ),
+    "FP32 head in another engine of the reference": (
+        "fp32_head",
+        {"actor_rollout_ref.ref.strategy": "veomni"},
+        ["actor_rollout_ref.ref.strategy=veomni", "no effect", "fsdp2"],
+    ),
+    "FP32 head with SGLang": ("fp32_head", {f"{ROLLOUT}.name": "sglang"}, [f"{ROLLOUT}.name=sglang", "vllm"]),
+    "FP32 head with a quantised generator": (
+        "fp32_head",
+        {f"{ROLLOUT}.quantization": "fp8"},
+        [f"{ROLLOUT}.quantization=fp8", HEAD_DTYPE],
+    ),
+    "LoRA on the head": (
+        "fp32_head",
+        {f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": ["q_proj", "lm_head"]},
+        [f"{MODEL}.target_modules=['q_proj', 'lm_head']", "all-linear"],
+    ),
+    "shared pass without fusion": (
+        "recipe",
+        {HEAD: "fp32_shared_pass", f"{MODEL}.use_fused_kernels": False},
+        [f"set {MODEL}.use_fused_kernels=True", f"or set {HEAD}=fp32"],
+    ),
+    "shared pass with another loss": (
+        "fp32_head",
+        {HEAD: "fp32_shared_pass"},
+        ["not of vanilla", f"set {ACTOR}.policy_loss.loss_mode=scalerl_cispo"],
+    ),
+    "shared pass with a ratio per sequence": (
+        "recipe",
+        {HEAD: "fp32_shared_pass", f"{ACTOR}.policy_loss.sequence_truncation": "product"},
+        [f"set {ACTOR}.policy_loss.sequence_truncation=null"],
+    ),
+    "shared pass with a mean per sequence": (
+        "recipe",
+        {HEAD: "fp32_shared_pass", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
+        [f"{ACTOR}.loss_agg_mode=seq-mean-token-mean", "prompt-mean"],
+    ),
+    "shared pass with an entropy bonus": (
+        "recipe",
+        {HEAD: "fp32_shared_pass", f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.1},
+        [f"{ACTOR}.entropy_coeff=0.1", "set it to 0", f"or set {HEAD}=fp32"],
+    ),
     "CPU without its platform": ("recipe", {"trainer.device": "cpu"}, ["trainer.device=cpu", f"{PLATFORM_ENV}=cpu"]),
 }
 
@@ -342,6 +432,52 @@ def test_contradiction_is_refused_with_its_key(fault: str) -> None:
     assert len(problems) == 1, problems
     assert all(fragment in problems[0] for fragment in fragments), problems[0]
     assert asked_names(config), "a run that is refused for a name of ours must count as one of ours"
+
+
+def test_refill_in_the_recipe_is_refused_by_both_filters_it_competes_with() -> None:
+    problems = find_problems(changed("recipe", {"algorithm.filter_groups.enable": True}))
+    assert len(problems) == 2
+    assert "algorithm.scalerl.zero_variance=drop" in problems[0] and "data.sampler" in problems[1]
+
+
+def test_each_piece_of_the_recipe_can_be_left_out_by_overrides() -> None:
+    """Leave-one-out, each piece replaced by what verl does without it; the others stay as they are."""
+    recipe = compose_config("+scalerl=recipe")
+    for piece, overrides in LEAVE_ONE_OUT.items():
+        config = compose_config("+scalerl=recipe", *overrides)
+        assert find_problems(config) == [], piece
+        changes = {path for path in PIECES.values() if OmegaConf.select(config, path) != OmegaConf.select(recipe, path)}
+        assert changes == {PIECES[piece]}
+
+
+@pytest.mark.parametrize("strategy", ["megatron", "veomni", "torchtitan", "automodel"])
+def test_engine_that_never_reads_the_backend_is_refused(strategy: str) -> None:
+    problems = find_problems(changed("fp32_head", {f"{ACTOR}.strategy": strategy}))
+    # The reference takes the actor's strategy.
+    assert len(problems) == 2
+    assert f"{ACTOR}.strategy={strategy}" in problems[0] and "no effect; set strategy=fsdp2" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {f"{MODEL}.lora_rank": 8},
+        {f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": ["q_proj", "gate_proj"]},
+        {f"{MODEL}.target_modules": ["lm_head"]},
+        {f"{MODEL}.use_fused_kernels": False},
+        {f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides": '{"head_dtype": "float32"}'},
+        {HEAD: "fp32_shared_pass"},
+        {HEAD: "fp32_shared_pass", f"{ACTOR}.policy_loss.token_mask_range": [0.5, 2.0]},
+        {HEAD: "fp32_shared_pass", f"{ACTOR}.calculate_entropy": True},
+    ],
+)
+def test_fp32_head_that_works_is_let_through(changes: dict[str, Any]) -> None:
+    assert find_problems(changed("recipe", changes)) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "model", "half"])
+def test_a_head_dtype_of_vllm_s_own_is_none_of_ours(dtype: str) -> None:
+    assert asked_names(changed("", {HEAD_DTYPE: dtype})) == {}
 
 
 def test_sampler_gets_its_floor_and_file_from_the_rest_of_the_config(only_config_checks: list[str]) -> None:
@@ -515,16 +651,8 @@ def test_prompt_average_is_refused_exactly_for_losses_it_would_not_be_exact_for(
     assert (find_problems(config) == []) is (scales and follows)
 
 
-def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from _flatten(value, f"{prefix}{key}.")
-    else:
-        yield prefix.removesuffix("."), node
-
-
 def _flat(config: DictConfig) -> dict[str, Any]:
-    return dict(_flatten(OmegaConf.to_container(config, resolve=False)))
+    return dict(load_benchmark_module("baselines").flatten(OmegaConf.to_container(config, resolve=False)))
 
 
 def test_presets_change_exactly_the_keys_on_the_golden_list() -> None:

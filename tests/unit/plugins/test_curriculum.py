@@ -129,9 +129,9 @@ class PickyDataset:
 
 
 def test_data_whose_prompts_cannot_be_marked_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"derive data\.custom_cls from RLHFDataset or remove data\.sampler"):
+    with pytest.raises(ValueError, match=r"derive data\.custom_cls from RLHFDataset, or delete .*~data\.sampler"):
         label_dataset(SimpleNamespace(dataframe=pandas.DataFrame([make_row(1)])), {})
-    with pytest.raises(ValueError, match=r"does not pass on all columns.*pass it on or remove data\.sampler"):
+    with pytest.raises(ValueError, match=r"does not pass on all columns.*pass it on, or delete .*~data\.sampler"):
         label_dataset(PickyDataset(), {})
     dataset, config = make_data(tmp_path, [make_row(1, **{COLUMN: "x"})])
     with pytest.raises(ValueError, match=f"has a column '{COLUMN}'.*rename it"):

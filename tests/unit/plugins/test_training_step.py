@@ -33,7 +33,7 @@ from scalerl_verl.plugins.training_step import (
     advantage_step,
     current_step,
     fold_row_weights,
-    refuse_multi_output_sessions,
+    prepare_rows,
 )
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.upstream.verl import training_step as patches
@@ -105,6 +105,13 @@ class Batch:
         return DataProto(batch=batch, non_tensor_batch={"uid": self.uid_B})
 
 
+def patched_advantages(data: DataProto, keys: list[str], estimator: str, algorithm: Any, **options: Any) -> DataProto:
+    """verl's own function under our patch, which prepares the rows and folds the weights."""
+    builders = {spec.target: spec.build for spec in patches.SPECS}
+    patched = builders["compute_advantage_for_multi_trajectories"](compute_advantage_for_multi_trajectories, None)
+    return patched(data, keys, adv_estimator=estimator, config=algorithm, **options)
+
+
 def compute_advantages(
     batch: Batch, mode: str, estimator: str = "scalerl", **section: Any
 ) -> tuple[torch.Tensor, AdvantageStep]:
@@ -112,13 +119,8 @@ def compute_advantages(
     algorithm = OmegaConf.create({"scalerl": section} if estimator == "scalerl" else {})
     metrics: dict[str, Any] = {}
     with advantage_step(stub_config(mode, estimator), metrics) as step:
-        data = compute_advantage_for_multi_trajectories(
-            batch.data(),
-            batch_keys=[f"{uid}_{row}_0" for row, uid in enumerate(batch.uid_B)],
-            adv_estimator=estimator,
-            config=algorithm,
-        )
-        data = fold_row_weights(data)
+        keys = [f"{uid}_{row}_0" for row, uid in enumerate(batch.uid_B)]
+        data = patched_advantages(batch.data(), keys, estimator, algorithm)
     assert current_step() is None
     return data.batch["advantages"], step
 
@@ -372,11 +374,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import FSDPActorConfig
+from verl.workers.utils import losses
 from verl.workers.utils.losses import ppo_loss
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.upstream.registry import require_active
 
-require_active("verl.training_step.metric_aggregation", "verl.prompt_mean.worker_statistics", "verl.prompt_mean.config")
+require_active("verl.training_step.metric_aggregation", "verl.prompt_mean.worker_statistics", "verl.prompt_mean.config",
+               "verl.prompt_mean.critic")
 config = FSDPActorConfig(
     rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="prompt-mean",
     policy_loss=ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=2.0),
@@ -400,12 +404,23 @@ def micro_batch(log_ratios, entropy):
     entropy = nested([torch.full((n + 2,), value) for n, value in zip(lengths, entropy)])
     return ppo_loss(config, {"log_probs": nested(logp), "entropy": entropy}, data)
 
+def value_loss(mode):
+    # Squared errors 1, 4 and 9 of three tokens in two rows.
+    predicted, mask = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
+    counts = {"dp_size": 1, "batch_num_tokens": 3, "global_batch_size": 2}
+    zeros = torch.zeros(2, 2)
+    return float(losses.compute_value_loss(
+        vpreds=predicted, returns=zeros, values=predicted, response_mask=mask, cliprange_value=0.5, loss_agg_mode=mode,
+        **counts,
+    )[0])
+
 results = [micro_batch([[0.0, 1.0], [0.0]], [1.0, 4.0]), micro_batch([[3.0, 0.0, 0.0]], [2.0])]
 merged = {}
 for _, metrics in results:
     for name, value in metrics.items():
         merged.setdefault(name, Metric(aggregation=value.aggregation)).extend(value)
 print("WORKER " + json.dumps({
+    "values": [value_loss(mode) for mode in ("prompt-mean", "seq-mean-token-sum")],
     "losses": [float(loss) for loss, _ in results],
     "metrics": {name: float(Metric.aggregate_dp([metric])) for name, metric in merged.items()},
 }))
@@ -446,15 +461,82 @@ def test_entropy_under_prompt_mean_is_reported_as_its_token_mean(patched_worker:
     assert patched_worker["metrics"]["actor/entropy_loss"] == pytest.approx(2.0, rel=1e-5)
 
 
-def test_several_outputs_of_one_session_are_refused() -> None:
-    keys = ["a_0_0", "a_1_0", "b_0_0", "b_0_1"]
-    with advantage_step(stub_config("token-mean", "grpo"), {}):
-        refuse_multi_output_sessions(keys)
-    for config in (stub_config("token-mean"), stub_config("prompt-mean", "grpo")):
-        with advantage_step(config, {}), pytest.raises(ValueError, match="several outputs"):
-            refuse_multi_output_sessions(keys)
-        with advantage_step(config, {}):
-            refuse_multi_output_sessions(keys[:3])
+def test_critic_that_follows_prompt_mean_takes_its_token_mean(patched_worker: dict[str, Any]) -> None:
+    """Half of (1 + 4 + 9) / 3 tokens; verl's own modes stay: half of 14 / 2 rows."""
+    assert patched_worker["values"] == pytest.approx([14 / 6, 14 / 4])
+
+
+def session_data(rows: dict[str, tuple[int, float]]) -> tuple[DataProto, list[str]]:
+    """Row key -> (tokens that train, reward on the last token, which a tool's output masks); as verl builds it."""
+    keys = list(rows)
+    mask_BT = torch.arange(6)[None, :] < torch.tensor([tokens for tokens, _ in rows.values()])[:, None]
+    rewards_BT = torch.zeros(len(rows), 6)
+    rewards_BT[:, -1] = torch.tensor([reward for _, reward in rows.values()])
+    batch = TensorDict({"response_mask": mask_BT.long(), "token_level_rewards": rewards_BT}, batch_size=len(rows))
+    uid_B = np.array([key.split("_")[0] for key in keys], dtype=object)
+    return DataProto(batch=batch, non_tensor_batch={"uid": uid_B}), keys
+
+
+SESSION_ROWS = {
+    "a_0_0": (2, 1.0),
+    "a_0_1": (1, 1.0),
+    "a_1_0": (3, -1.0),
+    "b_0_1": (0, 1.0),
+    "b_0_0": (4, 1.0),
+    "b_1_0": (1, -1.0),
+    "b_2_0": (1, -1.0),
+    "pad_0_0": (0, 0.0),
+}
+
+
+def first_of_rows(data: DataProto) -> list[float]:
+    """The advantage of each row, the same at every token that trains and 0 elsewhere."""
+    advantages_BT, mask_BT = data.batch["advantages"], data.batch["response_mask"].bool()
+    values = advantages_BT[:, 0]
+    torch.testing.assert_close(advantages_BT, values[:, None] * mask_BT)
+    return values.tolist()
+
+
+def test_outputs_of_a_session_share_its_advantage_and_count_once() -> None:
+    """Prompt a: 1, -1 (6 tokens); b: 1, -1, -1 (6 tokens), whose first session ends with an output that is all masked.
+
+    Centred 1, -1 and 4/3, -2/3, -2/3; variance (1 + 1 + 16/9 + 4/9 + 4/9) / 5 = 14/15; weight 8 rows / (2 * 6).
+    """
+    data, keys = session_data(SESSION_ROWS)
+    with advantage_step(stub_config("prompt-mean"), {}) as step:
+        data = patched_advantages(data, keys, "scalerl", OmegaConf.create({}))
+    scale = 8 / 12 / np.sqrt(14 / 15)
+    expected = [1, 1, -1, 0, 4 / 3, -2 / 3, -2 / 3, 0]
+    assert first_of_rows(data) == pytest.approx([value * scale for value in expected], rel=1e-6)
+    assert step.metrics["scalerl/data/rows_kept_sum"] == 6
+    assert step.metrics["scalerl/advantage/std"] == pytest.approx(np.sqrt(14 / 15))
+
+
+def test_prompt_average_with_verl_s_estimator_counts_the_tokens_of_all_outputs() -> None:
+    """GRPO without its std: 1, 1, -1 for prompt a (5 and 3 tokens), 1, -1 for b; weight 5 rows / (2 prompts * T)."""
+    rows = {"a_0_0": (4, 1.0), "a_0_1": (1, 1.0), "a_1_0": (3, -1.0), "b_0_0": (1, 1.0), "b_1_0": (1, -1.0)}
+    data, keys = session_data(rows)
+    with advantage_step(stub_config("prompt-mean", "grpo"), {}):
+        data = patched_advantages(data, keys, "grpo", OmegaConf.create({}), norm_adv_by_std_in_grpo=False)
+    weights = [5 / (2 * 8)] * 3 + [5 / (2 * 2)] * 2
+    signs = [1, 1, -1, 1, -1]
+    assert first_of_rows(data) == pytest.approx([w * sign for w, sign in zip(weights, signs, strict=True)], rel=1e-6)
+
+
+def test_zero_variance_is_judged_by_sessions() -> None:
+    """Prompt a: both sessions pass; the first output of one was scored -1 by itself. Nothing to learn from."""
+    data, keys = session_data({"a_0_0": (2, -1.0), "a_0_1": (2, 1.0), "a_1_0": (2, 1.0)})
+    with advantage_step(stub_config("token-mean"), {}) as step:
+        patched_advantages(data, keys, "scalerl", OmegaConf.create({}))
+    assert step.nothing_trains and step.metrics["scalerl/data/prompts_all_right_sum"] == 1
+
+
+def test_run_without_our_names_does_not_read_the_keys() -> None:
+    data, _ = session_data({"a_0_0": (2, -1.0), "b_0_0": (2, 1.0)})
+    with advantage_step(stub_config("token-mean", "grpo"), {}) as step:
+        prepare_rows(data, ["of another", "form"])
+    assert step.sessions is None
+    prepare_rows(data, ["outside", "a step"])
 
 
 def test_reward_on_a_masked_last_token_counts() -> None:

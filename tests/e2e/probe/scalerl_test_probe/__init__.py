@@ -3,4 +3,11 @@
 
 PROBE_DIR: where ``sent-<n>.pt`` (trainer) and ``held-<n>.pt`` (engine, after the n-th update) go.
 PROBE_FAIL_LOAD=n: the engine's n-th weight update raises while it loads.
+PROBE_TOGGLES=file: {name: {config key: value}}; once step 1 is trained, its batch is trained again from the weights
+    that left, under each change of the config and under the run's own: ``replay.json`` (name -> metrics) and
+    ``gradient of <name>.pt``.
+PROBE_PROMPTS=1: ``prompts.jsonl`` lists the prompts handed to the generators and those trained, by uid.
+PROBE_GATE_STEP=n: what is handed out in step n is not graded before the checkpoint of that step is written (with
+    ``gated_score`` of the tests' reward): ``gate.json`` lists its rows meanwhile.
+PROBE_HOLD_STEP=n: the run touches ``held`` and waits for ever before step n.
 """

@@ -6,11 +6,11 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from scalerl_test_probe import trainer_side  # noqa: F401 - installs itself as far as the environment asks for it
 from scalerl_verl.upstream.import_hooks import after_import
 
 
@@ -53,7 +53,7 @@ def _record_held(module: ModuleType) -> None:
             model = self.model_runner.model
 
             def load_weights(*_: Any, **__: Any) -> None:
-                Path(os.environ["PROBE_DIR"], "planted").write_text(str(time.time()))
+                Path(os.environ["PROBE_DIR"], "planted").touch()
                 raise RuntimeError("planted fault: this engine cannot load weights")
 
             model.load_weights = load_weights
@@ -86,7 +86,25 @@ def _record_batches(module: ModuleType) -> None:
     trainer._measure = _measure
 
 
+def _record_gradient(module: ModuleType) -> None:
+    original = module.FSDPEngine.optimizer_step
+
+    @functools.wraps(original)
+    def optimizer_step(self: Any) -> Any:
+        import torch
+
+        # Before it is clipped. Gathering takes part of every rank.
+        gradient = {name: p.grad.full_tensor().clone() for name, p in self.module.named_parameters()}
+        if int(os.environ.get("RANK", 0)) == 0:
+            torch.save(gradient, f"{os.environ['PROBE_DIR']}/gradient.pt")
+        return original(self)
+
+    module.FSDPEngine.optimizer_step = optimizer_step
+
+
 if os.environ.get("PROBE_DIR"):
     after_import("scalerl_verl.pipeline.trainer", _record_batches)
     after_import("verl.workers.engine.fsdp.transformer_impl", _record_sent)
+    if os.environ.get("PROBE_TOGGLES"):
+        after_import("verl.workers.engine.fsdp.transformer_impl", _record_gradient)
     after_import("verl.workers.rollout.vllm_rollout.utils", _record_held)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run: where its files are, whether it is resumed, and its metrics over several attempts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class LaunchError(ValueError):
+    """The run cannot start; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where a run keeps its files."""
+
+    out: Path
+
+    @property
+    def run(self) -> Path:
+        return self.out / "run"
+
+    @property
+    def log(self) -> Path:
+        return self.run / "train.log"
+
+    @property
+    def metrics(self) -> Path:
+        return self.run / "metrics.jsonl"
+
+    @property
+    def finished(self) -> Path:
+        return self.run / "finished"
+
+    @property
+    def settings(self) -> Path:
+        """What the run was started with: marks the folder as ours, and a resumed run must match it."""
+        return self.run / "settings.json"
+
+    @property
+    def latest_checkpoint(self) -> Path:
+        return self.run / "checkpoints" / "latest_checkpointed_iteration.txt"
+
+
+def start_files(paths: Paths, fresh: bool, settings: dict[str, object]) -> str:
+    """Decide between resuming and starting anew, and lay the run's folder out; returns what was decided.
+
+    Args:
+        paths: files of the run.
+        fresh: start anew even if there is something to resume.
+        settings: seed, steps and overrides; an interrupted run is resumed with the same only.
+
+    Raises:
+        LaunchError: the run's folder is not ours, or was started with other settings.
+    """
+    if paths.run.exists():
+        if paths.run.is_symlink() or (any(paths.run.iterdir()) and not paths.settings.is_file()):
+            raise LaunchError(f"{paths.run} was not made by the quickstart: move it away, or choose another --out")
+        resumable = not fresh and not paths.finished.exists() and choose_checkpoint(paths)
+        if not resumable:
+            shutil.rmtree(paths.run)
+        elif (started_with := json.loads(paths.settings.read_text())) != settings:
+            raise LaunchError(
+                f"the interrupted run in {paths.run} was started with {started_with}, not with {settings}: give the "
+                "same, or --fresh to start anew"
+            )
+    resuming = paths.run.exists()
+    if not resuming:
+        # The result of an earlier run must not pass for this one's.
+        for name in ("summary.json", "learning_curve.png"):
+            if (paths.out / name).exists():
+                (paths.out / name).replace(paths.out / f"previous-{name}")
+    paths.run.mkdir(parents=True, exist_ok=True)
+    paths.settings.write_text(json.dumps(settings))
+    if resuming and paths.metrics.exists():
+        # verl truncates its metrics file when it starts: keep what the interrupted attempt wrote.
+        attempt = sum(1 for _ in paths.run.glob("metrics.*.jsonl"))
+        paths.metrics.rename(paths.run / f"metrics.{attempt:03d}.jsonl")
+    return "resuming the interrupted run from its last checkpoint" if resuming else "starting anew"
+
+
+def choose_checkpoint(paths: Paths) -> bool:
+    """Point verl at the newest checkpoint whose steps were all logged; False if there is none.
+
+    verl saves a checkpoint before it validates and logs that step: a run that was ended in between would resume after
+    a step that no report ever sees.
+    """
+    if not paths.latest_checkpoint.exists():
+        return False
+    latest = int(paths.latest_checkpoint.read_text())
+    logged = {0}
+    for path in sorted(paths.run.glob("metrics*.jsonl")):
+        lines = path.read_text().split("\n")[:-1]
+        logged.update(json.loads(line)["step"] for line in lines)
+    folders = paths.latest_checkpoint.parent.glob("global_step_*")
+    steps = sorted(int(folder.name.rpartition("_")[2]) for folder in folders)
+    usable = [step for step in steps if step <= latest and logged.issuperset(range(1, step + 1))]
+    if usable:
+        paths.latest_checkpoint.write_text(str(usable[-1]))
+    return bool(usable)
+
+
+def merge_attempts(paths: Paths) -> None:
+    """Put the metrics of interrupted attempts in front of the last one's, so that the report sees every step."""
+    earlier = sorted(paths.run.glob("metrics.[0-9][0-9][0-9].jsonl"))
+    if not paths.metrics.exists():
+        raise LaunchError(f"verl ended well but wrote no {paths.metrics}: keep `file` in trainer.logger")
+    # An attempt that was killed may end in half a line.
+    texts = [path.read_text() for path in (*earlier, paths.metrics)]
+    paths.metrics.write_text("".join(text[: text.rfind("\n") + 1] for text in texts))
+    for path in earlier:
+        path.unlink()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may change rewards, or leave responses out of training, before advantages are computed.
+
+A length penalty is a `RewardShaping` that changes rewards; a truncation rule is one that leaves responses out. Register
+a class under a name, and ``algorithm.scalerl.reward_shaping.NAME`` in the config applies it; none is the default.
+
+Shape legend: R responses (one row each, or the rows of one session of an agent loop).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Responses:
+    """The responses of one batch, without padding rows.
+
+    Attributes:
+        rewards_R: reward of each response, as the shapings before this one left it, [R] float64.
+        num_sampled_R: tokens that the policy sampled and that train (mask 1), over all outputs, [R] int64.
+        length_R: tokens of the last output, injected ones and those of tools included, [R] int64.
+        at_limit_R: the last output has ``max_length`` tokens: it was cut, or ended right there, [R] bool.
+        max_length: ``data.max_response_length``, tokens.
+        prompt_ids_R: id of the prompt of each response: equal ids are one group.
+        extra_fields_R: what the agent loop recorded of the last output (``AgentLoopOutput.extra_fields``).
+    """
+
+    rewards_R: NDArray[np.float64]
+    num_sampled_R: NDArray[np.int64]
+    length_R: NDArray[np.int64]
+    at_limit_R: NDArray[np.bool_]
+    max_length: int
+    prompt_ids_R: Sequence[str]
+    extra_fields_R: Sequence[Mapping[str, Any]]
+
+
+class RewardShaping:
+    """Base class; as it is, it changes nothing. A subclass is a frozen dataclass whose fields are its options.
+
+    Attributes:
+        leaves_out: whether `trains` may say False. Only the estimator ``scalerl`` takes responses out of group
+            statistics and denominators, so others are refused at start.
+    """
+
+    leaves_out: ClassVar[bool] = False
+
+    def shape(self, responses: Responses) -> NDArray[np.float64]:
+        """Rewards that the advantages are made of, [R] float64."""
+        return responses.rewards_R
+
+    def trains(self, responses: Responses) -> NDArray[np.bool_]:
+        """False for responses that enter neither the loss, nor a denominator, nor their group's mean, [R] bool."""
+        return np.ones(responses.rewards_R.shape, dtype=np.bool_)
+
+
+_REGISTRY: dict[str, type[RewardShaping]] = {}
+_Shaping = TypeVar("_Shaping", bound=type[RewardShaping])
+
+
+def register_reward_shaping(name: str) -> Callable[[_Shaping], _Shaping]:
+    """Class decorator: make a `RewardShaping` available under ``name``.
+
+    Raises:
+        ValueError: another class has the name.
+    """
+
+    def register(cls: _Shaping) -> _Shaping:
+        other = _REGISTRY.setdefault(name, cls)
+        if other is not cls:
+            raise ValueError(f"reward shaping {name!r} is {other.__qualname__} already: register another name")
+        return cls
+
+    return register
+
+
+def make_reward_shapings(section: Mapping[str, Mapping[str, Any] | None] | None) -> dict[str, RewardShaping]:
+    """Build what ``algorithm.scalerl.reward_shaping`` asks for.
+
+    Args:
+        section: name -> options (null for none), applied in this order.
+
+    Returns:
+        Name -> shaping; empty for no section.
+
+    Raises:
+        ValueError: an unknown name or option, or a value that the shaping refuses.
+    """
+    if not isinstance(section, Mapping | None):
+        raise ValueError(f"reward_shaping={section!r} must map names to their options, such as {{NAME: {{}}}}")
+    made: dict[str, RewardShaping] = {}
+    for name, options in (section or {}).items():
+        cls = _REGISTRY.get(name)
+        if cls is None:
+            known = ", ".join(sorted(_REGISTRY)) or "none in this version"
+            raise ValueError(f"reward_shaping.{name} does not exist; the names are: {known}")
+        if not isinstance(options, Mapping | None):
+            raise ValueError(f"reward_shaping.{name}={options!r} must be a section of its options; {{}} for none")
+        fields: list[str] = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+        unknown = sorted(set(options or {}) - set(fields))
+        if unknown:
+            raise ValueError(
+                f"reward_shaping.{name}.{unknown[0]} does not exist; the options are: {', '.join(fields) or 'none'}"
+            )
+        made[name] = cls(**(options or {}))
+    return made
+
+
+def shape_rewards(
+    shapings: Mapping[str, RewardShaping], responses: Responses
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Apply all shapings in turn, each to the rewards that the one before left.
+
+    Args:
+        shapings: as `make_reward_shapings` builds them.
+        responses: with the rewards of the reward function.
+
+    Returns:
+        Rewards [R] float64, and the responses that all of them let train [R] bool.
+
+    Raises:
+        ValueError: a shaping returned another shape or a non-finite reward, or leaves responses out although its class
+            does not say so.
+    """
+    trains_R = np.ones(responses.rewards_R.shape, dtype=np.bool_)
+    for name, shaping in shapings.items():
+        rewards_R = np.asarray(shaping.shape(responses), dtype=np.float64)
+        lets_train_R = np.asarray(shaping.trains(responses))
+        if rewards_R.shape != trains_R.shape or lets_train_R.shape != trains_R.shape:
+            raise ValueError(
+                f"reward shaping {name!r} returned shapes {rewards_R.shape} and {lets_train_R.shape} for "
+                f"{trains_R.size} responses: return one value per response"
+            )
+        if not np.isfinite(rewards_R[np.isfinite(responses.rewards_R)]).all():
+            raise ValueError(f"reward shaping {name!r} made a finite reward non-finite: correct its formula")
+        if not shaping.leaves_out and not lets_train_R.all():
+            raise ValueError(f"reward shaping {name!r} leaves responses out: set leaves_out = True in its class")
+        trains_R &= lets_train_R.astype(np.bool_)
+        responses = dataclasses.replace(responses, rewards_R=rewards_R)
+    return responses.rewards_R, trains_R

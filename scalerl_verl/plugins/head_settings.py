@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FP32 head in the config: both sides or neither, and only where it takes effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+MODEL = "actor_rollout_ref.model"
+BACKEND = f"{MODEL}.fused_kernel_options.impl_backend"
+HF_OVERRIDES = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides"
+HEAD_DTYPE = f"{HF_OVERRIDES}.head_dtype"
+FP32, SHARED_PASS = "fp32", "fp32_shared_pass"
+BACKENDS = (FP32, SHARED_PASS)
+VERL_BACKENDS = ("torch", "triton", "liger")
+GENERATOR_DTYPE = "float32"
+_SAME_DTYPE = ("float32", "float", "fp32")
+"""What somebody may write for it; vLLM takes some of these, here one spelling is enough."""
+
+_ACTOR = "actor_rollout_ref.actor"
+_FSDP = ("fsdp", "fsdp2")
+_COMMON_FACTOR = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean")
+"""Aggregation modes that multiply every token's loss by one number (prompt weights stand in the advantages)."""
+_WHY_NOT = {
+    "megatron": "its output layer is sharded over the vocabulary and makes its own log-probs",
+    "veomni": "it has fused kernels of its own and never reads impl_backend",
+    "torchtitan": "it builds its own model and never reads impl_backend",
+    "automodel": "it builds its own model and never reads impl_backend",
+    "fsdp_turbo": "it rebuilds the model after verl has patched it",
+}
+
+
+def _select(config: DictConfig, path: str, default: Any = None) -> Any:
+    value = OmegaConf.select(config, path, default=default)
+    return default if value is None else value
+
+
+def trainer_backend(config: DictConfig) -> str | None:
+    """Return the name of our trainer head in use, or None."""
+    backend = _select(config, BACKEND)
+    return backend if backend in BACKENDS else None
+
+
+def generator_head_dtype(config: DictConfig) -> Any:
+    """Return vLLM's head dtype as configured, or None; `hf_overrides` may be a section or JSON text."""
+    overrides = _select(config, HF_OVERRIDES, {})
+    if isinstance(overrides, str):
+        try:
+            overrides = json.loads(overrides)
+        except ValueError:
+            return None  # vLLM refuses such text itself
+    return overrides.get("head_dtype") if hasattr(overrides, "get") else None
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """Every reason why the FP32 head of this config would be one-sided, without effect or wrong."""
+    critic = "critic.model.fused_kernel_options.impl_backend"
+    if _select(config, critic) in BACKENDS:
+        yield f"{critic}={_select(config, critic)}: a value head makes no logits; delete it (~{critic})"
+    backend, dtype = _select(config, BACKEND), generator_head_dtype(config)
+    if backend is not None and backend not in (*VERL_BACKENDS, *BACKENDS):
+        yield f"{BACKEND}={backend} does not exist: use one of {', '.join((*BACKENDS, *VERL_BACKENDS))}"
+        return
+    if dtype is not None and dtype != GENERATOR_DTYPE and str(dtype).casefold().removeprefix("torch.") in _SAME_DTYPE:
+        yield f"{HEAD_DTYPE}={dtype}: write {GENERATOR_DTYPE}"
+        return
+    backend = trainer_backend(config)
+    yield from _both_sides(config, backend, dtype)
+    if backend is None:
+        return
+    for key in OmegaConf.select(config, f"{MODEL}.fused_kernel_options"):
+        if key != "impl_backend":
+            yield f"{MODEL}.fused_kernel_options.{key} does not exist: the key is impl_backend"
+    yield from _engines(config, backend)
+    yield from _lora(config, backend)
+    if backend == SHARED_PASS:
+        yield from _shared_pass(config)
+
+
+def _both_sides(config: DictConfig, backend: str | None, dtype: Any) -> Iterator[str]:
+    if backend is not None and dtype != GENERATOR_DTYPE:
+        yield (
+            f"{BACKEND}={backend} computes log-probs in FP32 in the trainer only: a mismatch worse than none. Set "
+            f"+{HEAD_DTYPE}={GENERATOR_DTYPE} too (+scalerl=fp32_head sets both sides)"
+        )
+    if backend is None and dtype == GENERATOR_DTYPE:
+        given = _select(config, BACKEND, "null")
+        yield (
+            f"{HEAD_DTYPE}={dtype} computes log-probs in FP32 in the generator only ({BACKEND}={given}): a mismatch "
+            f"worse than none. Set {BACKEND}={FP32} too (+scalerl=fp32_head sets both sides)"
+        )
+
+
+def _engines(config: DictConfig, backend: str) -> Iterator[str]:
+    for role in ("actor", "ref"):
+        strategy = _select(config, f"actor_rollout_ref.{role}.strategy", "fsdp")
+        if strategy not in _FSDP:
+            why = _WHY_NOT.get(strategy, "it is not known to read impl_backend")
+            yield (
+                f"{BACKEND}={backend} with actor_rollout_ref.{role}.strategy={strategy}: {why}, so that the FP32 head "
+                "would silently have no effect; set strategy=fsdp2 (or fsdp), or leave the FP32 head out on both sides"
+            )
+    rollout = _select(config, "actor_rollout_ref.rollout.name", "vllm")
+    if rollout != "vllm":
+        yield f"actor_rollout_ref.rollout.name={rollout} has no FP32 head: set it to vllm, or leave the FP32 head out"
+    for key in ("quantization", "qat.enable"):
+        path = f"actor_rollout_ref.rollout.{key}"
+        if _select(config, path):
+            yield (
+                f"{path}={_select(config, path)}: verl passes its quantisation in vLLM's hf_overrides, which "
+                f"{HEAD_DTYPE} replaces; set it to null, or leave the FP32 head out"
+            )
+
+
+def _lora(config: DictConfig, backend: str) -> Iterator[str]:
+    if int(_select(config, f"{MODEL}.lora_rank", 0)) <= 0:
+        return
+    for key in ("target_modules", "target_parameters"):
+        targets = _select(config, f"{MODEL}.{key}", ())
+        names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
+        if any(layer in name for name in names for layer in ("lm_head", "embed_tokens")):
+            yield (
+                f"{MODEL}.{key}={names} puts LoRA on the output layer or the embedding, whose adapter would bypass "
+                f"{BACKEND}={backend}: leave lm_head and embed_tokens out (all-linear does)"
+            )
+
+
+def _shared_pass(config: DictConfig) -> Iterator[str]:
+    to_fp32 = f"or set {BACKEND}={FP32}"
+    if not _select(config, f"{MODEL}.use_fused_kernels", False):
+        yield f"{BACKEND}={SHARED_PASS} is a fused head: set {MODEL}.use_fused_kernels=True, {to_fp32}"
+    loss = _select(config, f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
+    if loss != "scalerl_cispo":
+        yield (
+            f"{BACKEND}={SHARED_PASS} makes the gradient of loss_mode=scalerl_cispo, not of {loss}: set "
+            f"{_ACTOR}.policy_loss.loss_mode=scalerl_cispo, {to_fp32}"
+        )
+    truncation = f"{_ACTOR}.policy_loss.sequence_truncation"
+    if _select(config, truncation) is not None:
+        yield f"{BACKEND}={SHARED_PASS} needs a ratio per token: set {truncation}=null, {to_fp32}"
+    mode = _select(config, f"{_ACTOR}.loss_agg_mode", "token-mean")
+    if mode not in _COMMON_FACTOR:
+        yield (
+            f"{_ACTOR}.loss_agg_mode={mode} divides tokens by numbers of their own, {BACKEND}={SHARED_PASS} needs one "
+            f"factor for all: use one of {', '.join(_COMMON_FACTOR)}, {to_fp32}"
+        )
+    for path, off in (
+        (f"{_ACTOR}.entropy_coeff", 0),
+        (f"{_ACTOR}.use_kl_loss", False),
+        ("algorithm.rollout_correction.rollout_is", None),
+        ("distillation.enabled", False),
+    ):
+        value = _select(config, path, off)
+        if value != off:
+            shown = "null" if off is None else off
+            yield (
+                f"{path}={value} adds to the gradient what {BACKEND}={SHARED_PASS} cannot know: set it to {shown}, "
+                f"{to_fp32}"
+            )
