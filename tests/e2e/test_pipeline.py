@@ -23,7 +23,12 @@ LONG = (
     # fewer slots than requests: some wait in the engine while weights change
     "actor_rollout_ref.rollout.max_num_seqs=24",
 )
-PRESETS = ("+scalerl=[recipe,pipeline,cpu]", "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05")
+PRESETS = (
+    # the recipe without its curriculum, which drops prompts: these tests count them
+    "+scalerl=[setup,cispo,prompt_mean,advantage,fp32_head,pipeline,cpu]",
+    "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05",
+)
+RECIPE = ("+scalerl=[recipe,pipeline,cpu]", *PRESETS[1:])
 PREFIX = "scalerl/pipeline"
 
 
