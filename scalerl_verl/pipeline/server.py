@@ -149,8 +149,9 @@ class PipelineHttpServer(vLLMHttpServer):
         """
         assert self._paused_at is not None, "finish_update without pause_keep"
         counts = await self._note_swap(version)
-        outer_ids = {inner: outer for outer, inner in self._inner_ids.items()}
-        self._log.update(version, {outer_ids[inner]: n for inner, (n, _) in counts.items() if inner in outer_ids})
+        if version > self._log.version:  # not when an update is repeated because another generator died in it
+            outer_ids = {inner: outer for outer, inner in self._inner_ids.items()}
+            self._log.update(version, {outer_ids[inner]: n for inner, (n, _) in counts.items() if inner in outer_ids})
         recomputed = 0
         if recompute:
             recomputed = sum(num_computed for _, num_computed in counts.values())

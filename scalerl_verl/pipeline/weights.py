@@ -125,7 +125,13 @@ class WeightUpdater(CheckpointEngineManager):
             staged = self._rollout.stage_weights(self._settings.staging, global_steps=version)
             sent = await self._transfer(staged, version)
             transfer_s = time.perf_counter() - started
-            both = await asyncio.gather(*[self._swap(replica, version) for replica in self.replicas])
+            # To its end on every generator that lives, also when one dies: none may stay paused.
+            both = await asyncio.gather(
+                *[self._swap(replica, version) for replica in self.replicas], return_exceptions=True
+            )
+            for result in both:
+                if isinstance(result, BaseException):
+                    raise result
             swaps, updates = [swap for swap, _ in both], [update for _, update in both]
         return {**sent, **_summarise(updates, swaps, transfer_s)}
 
@@ -166,15 +172,15 @@ class WeightUpdater(CheckpointEngineManager):
         if not self.replicas:
             raise GeneratorsLostError("every generator of this run is dead; look for the first error of a vLLM engine")
         if self._rollout is not None:
-            self._forget_group()
+            await self._forget_group()
         return True
 
-    def _forget_group(self) -> None:
+    async def _forget_group(self) -> None:
         """End the group on those that live; the next update builds one without the dead."""
         workers = [worker for replica in self.replicas for worker in replica.workers]
         refs = [worker.execute_checkpoint_engine.remote("finalize") for worker in workers]
         refs += self.actor_wg.execute_checkpoint_engine(["finalize"] * self.actor_wg.world_size)
-        ray.get(refs)
+        await asyncio.gather(*map(_as_awaitable, refs))
         self._rollout = None
 
     async def _is_alive(self, replica: Any) -> bool:

@@ -57,7 +57,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_pipeline_run_that_would_go_wrong_is_refused(case: str) -> None:
     changes, expected = REFUSALS[case]
-    preset = "[recipe,pipeline]" if "filter_groups" not in str(changes) else "[cispo,prompt_mean,pipeline]"
+    preset = (
+        "[setup,cispo,prompt_mean,advantage,pipeline]"
+        if "filter_groups" not in str(changes)
+        else "[cispo,prompt_mean,pipeline]"
+    )
     if "bypass" in str(changes):
         preset = "[prompt_mean,pipeline]"
     if "calculate_log_probs" in str(changes):
