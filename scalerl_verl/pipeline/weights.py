@@ -126,13 +126,15 @@ class WeightUpdater(CheckpointEngineManager):
             sent = await self._transfer(staged, version)
             transfer_s = time.perf_counter() - started
             # To its end on every generator that lives, also when one dies: none may stay paused.
-            both = await asyncio.gather(
+            results = await asyncio.gather(
                 *[self._swap(replica, version) for replica in self.replicas], return_exceptions=True
             )
-            for result in both:
+            swaps, updates = [], []
+            for result in results:
                 if isinstance(result, BaseException):
                     raise result
-            swaps, updates = [swap for swap, _ in both], [update for _, update in both]
+                swaps.append(result[0])
+                updates.append(result[1])
         return {**sent, **_summarise(updates, swaps, transfer_s)}
 
     def _build_group(self) -> None:
