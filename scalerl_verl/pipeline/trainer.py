@@ -16,6 +16,7 @@ import numpy as np
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
+from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
@@ -177,7 +178,7 @@ class PPOTrainerPipelineRL(PPOTrainer):
 def objects_of(column: Any) -> list[Any]:
     """The Python objects of a non-tensor column, whichever way verl's TransferQueue returned them."""
     values = column.tolist() if hasattr(column, "tolist") else list(column)
-    return [getattr(value, "data", value) for value in values]
+    return [value.data if isinstance(value, NonTensorData) else value for value in values]
 
 
 def _clear_orphans() -> None:
