@@ -19,7 +19,7 @@ from tests.e2e.test_pipeline import LONG, PREFIX, PRESETS, RECIPE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-STEPS, SAVED, KILLED = 8, 3, 5
+STEPS, SAVE_EVERY, KILLED = 16, 3, 5
 
 
 def last_step(folder: Path) -> int:
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(run_verl: RunVerl, tiny_assets: Path, folder: Path) -> VerlRun:
-    """Every process gets SIGKILL some steps after the checkpoint of step 3, whatever it is doing."""
+    """Every process gets SIGKILL some steps after a checkpoint, whatever it is doing."""
 
     def end(processes: set[int]) -> None:
         if last_step(folder) >= KILLED:
@@ -50,10 +50,21 @@ def killed(run_verl: RunVerl, tiny_assets: Path, folder: Path) -> VerlRun:
     return run_verl("killed", *_overrides(tiny_assets), presets=PRESETS, folder=folder, each_second=end)
 
 
+def saved_step(folder: Path) -> int:
+    """Step of the last checkpoint that is complete."""
+    return int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+
+
 @pytest.fixture(scope="module")
-def resumed(run_verl: RunVerl, tiny_assets: Path, folder: Path, killed: VerlRun) -> VerlRun:
+def saved(folder: Path, killed: VerlRun) -> int:
+    return saved_step(folder)
+
+
+@pytest.fixture(scope="module")
+def resumed(run_verl: RunVerl, tiny_assets: Path, folder: Path, killed: VerlRun, saved: int) -> VerlRun:
     assert killed.code == -signal.SIGKILL, killed.tail()
     assert KILLED <= last_step(folder) < STEPS
+    assert 0 < saved < STEPS
     os.rename(folder / "metrics.jsonl", folder / "metrics-killed.jsonl")
     os.rename(folder / "weights", folder / "weights-killed")
     return run_verl("resumed", *_overrides(tiny_assets), "trainer.resume_mode=auto", presets=PRESETS, folder=folder)
@@ -64,29 +75,30 @@ def _overrides(assets: Path) -> list[str]:
         *LONG,
         f"data.train_files={assets}/mixed.parquet",
         "trainer.v1.pipeline_rl.max_staleness=1",
-        f"trainer.save_freq={SAVED}",
+        f"trainer.save_freq={SAVE_EVERY}",
         f"trainer.total_training_steps={STEPS}",
     ]
 
 
-def test_killed_run_resumes_from_its_checkpoint_and_ends(resumed: VerlRun) -> None:
+def test_killed_run_resumes_from_its_checkpoint_and_ends(resumed: VerlRun, saved: int) -> None:
     assert resumed.code == 0, resumed.tail()
-    assert sorted(resumed.metrics) == list(range(SAVED + 1, STEPS + 1))
+    assert sorted(resumed.metrics) == list(range(saved + 1, STEPS + 1))
+    assert "Re-issued" in resumed.log, "nothing was in flight at the checkpoint: this run tests nothing"
 
 
-def test_no_prompt_is_lost_or_doubled_by_resuming(resumed: VerlRun, folder: Path) -> None:
+def test_no_prompt_is_lost_or_doubled_by_resuming(resumed: VerlRun, folder: Path, saved: int) -> None:
     """Fault: resume from a checkpoint, and prompts are skipped or repeated, long ones most.
 
-    8 steps of 8 prompts are two passes over the 32 of the file: without interruption each trains exactly twice.
+    16 steps of 8 prompts are four passes over the 32 of the file: without interruption each trains exactly four times.
     """
     assert resumed.code == 0, resumed.tail()
-    before = [r for r in read_responses(folder / "weights-killed") if r.step <= SAVED]
+    before = [r for r in read_responses(folder / "weights-killed") if r.step <= saved]
     after = read_responses(folder / "weights")
-    assert {r.step for r in before} == set(range(1, SAVED + 1))
-    assert {r.step for r in after} == set(range(SAVED + 1, STEPS + 1))
+    assert {r.step for r in before} == set(range(1, saved + 1))
+    assert {r.step for r in after} == set(range(saved + 1, STEPS + 1))
     groups = {r.group: r.content for r in [*before, *after]}
     assert len(groups) == STEPS * NUM_PROMPTS
-    assert set(Counter(groups.values()).values()) == {2}
+    assert set(Counter(groups.values()).values()) == {4}
 
 
 def test_bound_holds_over_the_resumption(resumed: VerlRun, folder: Path) -> None:
