@@ -11,6 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import baselines
 from rows import REPO, read_rows
@@ -100,6 +101,45 @@ def fp32_head_table() -> str:
     return "\n".join(lines)
 
 
+def vllm_head_table() -> str:
+    """One line a size, the implementations side by side, of the newest run."""
+    rows = read_rows("vllm_head")
+    if not rows:
+        return "Not recorded yet: `python benchmarks/bench_vllm_head.py`."
+    rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
+    names = list(dict.fromkeys(row["impl"] for row in rows))
+    lines = [f"| | {' | '.join(names)} | FP32 over bf16 |", "|---" * (len(names) + 2) + "|"]
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        case = row["case"]
+        if row["metric"] == "head_product":
+            label = f"head, batch {case['batch']}, hidden {case['hidden']:,} (ms)"
+        else:
+            label = f"engine, {case['requests']} requests, {case['layers']} layers (tokens/s)"
+        cases.setdefault(label, {})[row["impl"]] = row
+    for label, found in cases.items():
+        cells = []
+        for name in names:
+            row = found.get(name)
+            shown = "" if row is None else "failed its check" if row["failed"] else f"{row['p50']:,.3g}"
+            cells.append(f"{row['p50']:,.0f}" if row and row["metric"] == "engine_throughput" else shown)
+        ours, plain = found.get("scalerl_verl"), found["bf16 logits"]
+        ratio = f"{ours['p50'] / plain['p50']:.3f}" if ours and not ours["failed"] and not plain["failed"] else ""
+        lines.append(f"| {label} | {' | '.join(cells)} | {ratio} |")
+    last, worst = rows[-1], {}
+    for row in rows:
+        if row["error"]:
+            worst[row["impl"]] = max(worst.get(row["impl"], 0.0), row["error"]["relative_error"])
+    errors = ", ".join(f"{name} {value:.1e}" for name, value in worst.items())
+    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("vllm", "torch") if name in last["versions"])
+    lines.append(
+        f"\nMedians; vocabulary {last['case']['vocab']:,}, bf16 weights; largest relative error against float64: "
+        f"{errors}; {last['hardware']}, driver {last['driver']}; {versions}; commit `{last['commit'][:10]}`"
+        f"{' (dirty)' if last['dirty'] else ''}; `{last['command']}`."
+    )
+    return "\n".join(lines)
+
+
 def symbols_table() -> str:
     """Every upstream symbol we touch."""
     from scalerl_verl.upstream.table import SYMBOLS
@@ -116,6 +156,7 @@ FILES: dict[str, Parts] = {
         "quickstart": quickstart_table,
         "advantage": advantage_table,
         "fp32-head": fp32_head_table,
+        "vllm-head": vllm_head_table,
         "symbols": symbols_table,
     },
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},

@@ -57,7 +57,12 @@ def check_engine(engine: Any) -> None:
         raise HeadError(f"impl_backend={backend}: a forward of verl's engine does not pass through the FP32 head")
     if log_probs.dtype != torch.float32 or not bool(log_probs.isfinite().all()):
         raise HeadError(f"impl_backend={backend}: verl's engine makes {log_probs.dtype} log-probs of FP32 logits")
-    entry = {"backend": backend, "fused": state.fused, "forward_only": bool(engine.engine_config.forward_only)}
+    entry = {
+        "side": "trainer",
+        "backend": backend,
+        "fused": state.fused,
+        "forward_only": bool(engine.engine_config.forward_only),
+    }
     status.add_fact("fp32_head", entry | measured)
     if not measured["max_error"] <= measured["tolerance"]:
         raise HeadError(

@@ -50,6 +50,13 @@ def test_two_ranks_send_exactly_their_weights_over_gloo(run: VerlRun) -> None:
     assert run.metrics[1]["scalerl/pipeline/synced_bytes_sum"] > 0
 
 
+def test_heads_and_the_first_batch_of_both_sides_are_compared(run: VerlRun) -> None:
+    """Two trainer ranks and the separate generator; what is trained first was sampled under the same weights."""
+    assert "trainer off by" in run.log and "(2 processes" in run.log
+    assert 0 <= run.metrics[1]["scalerl/mismatch/first_batch_log_ratio_abs_max"] < 1e-4
+    assert "scalerl/mismatch/first_batch_log_ratio_abs_max" not in run.metrics[2]
+
+
 def test_policy_loss_runs_against_the_sampling_time_log_probs(run: VerlRun) -> None:
     """The first batch is on-policy; what was generated before an update and trained after it is not."""
     assert run.metrics[1]["scalerl/mismatch/log_ratio_abs_max"] >= 0

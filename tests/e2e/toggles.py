@@ -38,19 +38,26 @@ TOGGLES: dict[str, dict[str, Any]] = {
 BASELINES = ("grpo", "drgrpo", "dapo", "gspo", "cispo_minimax")
 """Presets that train on such a batch; `reinforce_tis` needs old log-probs of its own, and more fields in the queue."""
 _SECTIONS = ("data.sampler", "algorithm.scalerl")
+_OBJECTIVE = ("actor_rollout_ref.actor.", "algorithm.", "data.sampler")
 _OF_GENERATION = "algorithm.filter_groups"
 
 
 def baseline_toggle(preset: str) -> dict[str, Any]:
-    """What turns the recipe into a baseline preset, from verl's composed configs; sampling has happened already."""
+    """What turns the recipe into a baseline preset, from verl's composed configs.
+
+    The objective alone: the model, with the precision of its head, is loaded, and the responses are sampled.
+    """
     recipe, other = _composed("recipe"), _composed(preset)
     found: dict[str, Any] = {path: value for path, value in other.items() if recipe.get(path, ...) != value}
-    assert None not in found.values(), "None takes a key away"
     for path in recipe.keys() - other.keys():
         section = next((section for section in _SECTIONS if path.startswith(section)), path)
-        found[section] = None
+        found[section] = None  # takes it away
     found |= {f"{_LOSS}._target_": _VERL_LOSS[f"{_LOSS}._target_"]}
-    return {path: value for path, value in found.items() if not path.startswith(_OF_GENERATION)}
+    return {
+        path: value
+        for path, value in found.items()
+        if path.startswith(_OBJECTIVE) and not path.startswith(_OF_GENERATION)
+    }
 
 
 def _composed(preset: str) -> dict[str, Any]:

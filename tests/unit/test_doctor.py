@@ -211,15 +211,26 @@ def test_status_files_of_a_run_are_read(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_fp32_head_of_this_machine_and_of_a_run_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(STATUS_DIR_ENV, str(tmp_path))
     monkeypatch.setattr(status, "_facts", {})
-    head = {"backend": "fp32", "fused": True, "weight_dtype": "bfloat16", "max_error": 2e-6, "tolerance": 1e-3}
+    generator = {"side": "generator", "dtype": "float32", "weight_dtype": "bfloat16", "relative_error": 3e-7}
+    status.add_fact("fp32_head", generator)
+    head = {
+        "side": "trainer",
+        "backend": "fp32",
+        "fused": True,
+        "weight_dtype": "bfloat16",
+        "max_error": 2e-6,
+        "tolerance": 1e-3,
+    }
     status.add_fact("fp32_head", head)
     report = run_doctor(processes=False, run_dir=str(tmp_path))
     assert report.problems == []
     assert any(line.startswith("FP32 head on cpu: log-probs off by") for line in report.lines)
-    assert "FP32 head fp32 (fused, bfloat16 weights): log-probs off by 2.0e-06" in "\n".join(report.lines)
+    text = "\n".join(report.lines)
+    assert "trainer, fp32 (fused) from bfloat16 weights: off by 2.0e-06 in log-probs from float64" in text
+    assert "generator, float32 logits from bfloat16 weights: off by 3.0e-07 of their size from float64" in text
     status.add_fact("fp32_head", head | {"max_error": 0.03})
     (problem,) = run_doctor(processes=False, run_dir=str(tmp_path)).problems
-    assert "the FP32 head is off by more than 0.001" in problem
+    assert "the FP32 head is off by 3.0e-02, more than 0.001" in problem
 
 
 def test_fp32_head_that_rounds_its_logits_on_this_machine_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,3 +266,20 @@ def test_every_kind_of_process_loads_the_plugin_and_is_patched() -> None:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{title}:")]
         active, due = line.rsplit(" ", 1)[1].split("/")
         assert active == due != "0"
+
+
+@pytest.mark.parametrize(("version", "whose"), [("0.24.0", "ours"), ("0.25.1", "ours"), ("0.28.0", "vLLM's own")])
+def test_says_who_computes_the_generators_fp32_head(monkeypatch: pytest.MonkeyPatch, version: str, whose: str) -> None:
+    replace_versions(monkeypatch, vllm=version)
+    (line,) = [line for line in run_doctor(processes=False).lines if "FP32 head in the generator" in line]
+    assert whose in line
+
+
+def test_shows_what_each_process_of_a_run_measured_of_its_head(tmp_path: Path) -> None:
+    trainer = {"backend": "fp32", "weight_dtype": "float32", "max_error": 2e-6}
+    generator = {"side": "generator", "weight_dtype": "bfloat16", "max_abs_error": 4e-6}
+    entry = {**status.process_status(), "fp32_head": [trainer, generator]}
+    (tmp_path / "1.json").write_text(json.dumps(entry))
+    text = "\n".join(run_doctor(processes=False, run_dir=str(tmp_path)).lines)
+    assert "FP32 head (trainer): off by 2.0e-06 from float64, float32 weights" in text
+    assert "FP32 head (generator): off by 4.0e-06 from float64, bfloat16 weights" in text

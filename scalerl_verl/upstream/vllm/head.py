@@ -16,6 +16,8 @@ from scalerl_verl.errors import HeadError, PatchError
 from scalerl_verl.upstream.spec import PatchSpec
 
 KEY = "hf_overrides.head_dtype"
+NATIVE_SINCE = "0.26"
+"""vLLM has the name for generate models from this release on; what is installed is told by `is_native`."""
 _LAYER = "LogitsProcessor"
 
 
