@@ -3,6 +3,8 @@
 
 python benchmarks/bench_pipeline.py --mode sync                    two CPU cores, a random tiny model
 python benchmarks/bench_pipeline.py --mode "pipeline_rl keep" --gpus 0,1 --run-id a --work OUT --seconds 400
+python benchmarks/bench_pipeline.py --lanes "pipeline_rl keep@0,1;pipeline_rl recompute@0,1;separate_async@0,1;sync@0,1"
+                                                   all of them, started together and measured in turns: the table
 python benchmarks/bench_pipeline.py --from OUT                     rows of a run that was cut off
 python benchmarks/bench_pipeline.py --predict a                    the simulator, from the rows of run-id a
 
@@ -25,6 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline_assets import SIZES, make_model, make_prompts
+from pipeline_lanes import parse_lanes, run_lanes
 from pipeline_measure import read_steps, rows_of
 from pipeline_predict import predicted_rows
 from pipeline_runs import MODES, Plan, launch
@@ -71,9 +74,27 @@ def write_rows(folder: Path, out: Path | None) -> None:
             stream.writelines(json.dumps({"bench": BENCH, **row}, sort_keys=True) + "\n" for row in rows)
 
 
+def lanes(arguments: argparse.Namespace) -> int:
+    """Run ``--lanes``; the rows of all have one run id."""
+    folder = arguments.work or Path(tempfile.mkdtemp(prefix="bench_pipeline_"))
+    parsed = parse_lanes(arguments.lanes, folder)
+    shared = ["--run-id", arguments.run_id, "--k", str(arguments.k), "--trainer-gpus", str(arguments.trainer_gpus)]
+    shared += ["--out", str(arguments.out.resolve())] if arguments.out else []
+    options = {
+        lane.mode: [*shared, "--steps", arguments.sync_steps if lane.mode == "sync" else arguments.steps]
+        for lane in parsed
+    }
+    run_lanes(parsed, options, arguments.boot_seconds, arguments.seconds)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES)
+    parser.add_argument("--lanes", help="several modes with their devices, MODE@GPUS;MODE@GPUS")
+    parser.add_argument("--boot-seconds", type=float, default=600, help="of all lanes together, until they can work")
+    parser.add_argument("--gate", default="", help="file without which the run waits before its first request")
+    parser.add_argument("--sync-steps", default="8,8", help="of the two regimes, with --lanes: sync's are longer")
     parser.add_argument("--gpus", default="", help="CUDA devices, such as 0,1; default: the CPU")
     parser.add_argument("--trainer-gpus", type=int, default=1)
     parser.add_argument("--steps", default="24,20", help="of the two regimes")
@@ -93,14 +114,23 @@ def main() -> int:
     if arguments.predict:
         append_rows(BENCH, predicted_rows([r for r in read_rows(BENCH) if r["run_id"] == arguments.predict]))
         return 0
+    if arguments.lanes:
+        return lanes(arguments)
     if not arguments.mode:
-        parser.error("one of --mode, --from and --predict is needed")
+        parser.error("one of --mode, --lanes, --from and --predict is needed")
     gpus = tuple(int(number) for number in arguments.gpus.split(",") if number)
     steps = tuple(int(number) for number in arguments.steps.split(","))
     facts = run_facts(arguments.run_id)
     facts |= describe_gpu() | {"num_devices": len(gpus)} if gpus else {}
     plan = Plan(
-        arguments.mode, gpus, arguments.trainer_gpus, arguments.k, steps, arguments.seconds, tuple(arguments.more)
+        arguments.mode,
+        gpus,
+        arguments.trainer_gpus,
+        arguments.k,
+        steps,
+        arguments.seconds,
+        tuple(arguments.more),
+        arguments.gate,
     )
     folder = arguments.work or Path(tempfile.mkdtemp(prefix="bench_pipeline_"))
     code = run(plan, "gpu" if gpus else "cpu", folder, arguments.assets or folder / "assets", facts)

@@ -59,8 +59,8 @@ SIZES = {
     # 0.28B parameters; the second regime's prompts are 15 times its responses: they cost the trainer, while the
     # generator computes each once for its group.
     "gpu": Size(
-        32768, 1024, 16, 8, 8, 96,
-        (Regime("generation-bound", 48, 700, 3072), Regime("trainer-bound", 960, 64, 256)),
+        32768, 1024, 16, 4, 8, 32,
+        (Regime("generation-bound", 48, 700, 2048), Regime("trainer-bound", 960, 64, 256)),
     ),
     "cpu": Size(
         512, 64, 2, 8, 4, 16,

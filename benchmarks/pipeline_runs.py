@@ -42,9 +42,11 @@ GPU = (
     "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
     "actor_rollout_ref.rollout.name=vllm",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-    "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
+    # lanes share devices: a fixed KV cache, and no look at what others allocate
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=6000000000",
     "actor_rollout_ref.rollout.agent.num_workers=2",
-    "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,8,16,32,64,96]",
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,8,16,32]",
     "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1024",
 )
@@ -62,6 +64,7 @@ class Plan:
         steps: optimizer steps of each regime.
         seconds: after which the run is ended, from its start.
         more: further overrides.
+        gate: file without which the run waits before its first request, or nothing. ``seconds`` count from there.
     """
 
     mode: str
@@ -71,6 +74,7 @@ class Plan:
     steps: tuple[int, int]
     seconds: float
     more: tuple[str, ...] = ()
+    gate: str = ""
 
     @property
     def lead(self) -> int:
@@ -152,7 +156,7 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
 
 def environment(plan: Plan, size: Size, folder: Path, run_id: str) -> dict[str, str]:
     """Of the run's processes, all of which inherit it."""
-    lane = f"lane{plan.gpus[0] if plan.gpus else 'c'}"
+    lane = f"lane{plan.gpus[0] if plan.gpus else 'c'}{MODES.index(plan.mode)}"
     extra = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))} if plan.gpus else CPU_ENVIRONMENT
     return {
         **os.environ,
@@ -163,6 +167,7 @@ def environment(plan: Plan, size: Size, folder: Path, run_id: str) -> dict[str, 
         "BENCH_ENGINE_LOG": str(folder),
         "BENCH_PROMPT_TOKENS": ",".join(str(regime.prompt_tokens) for regime in size.regimes),
         "BENCH_LANE": lane,
+        "BENCH_GATE": plan.gate,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PLUGIN), str(REPO), os.environ.get("PYTHONPATH", "")])),
         RUN_ID_ENV: run_id,
         **extra,
@@ -182,8 +187,13 @@ def launch(plan: Plan, size: Size, assets: Path, folder: Path) -> int | None:
     with (folder / "log.txt").open("w") as log, (folder / "steps.jsonl").open("w") as steps:
         steps.write(json.dumps({"step": 0, "t": started}) + "\n")
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        waiting = bool(plan.gate)
         try:
-            while (code := process.poll()) is None and time.time() - started < plan.seconds and seen < sum(plan.steps):
+            while (code := process.poll()) is None and seen < sum(plan.steps):
+                if waiting and Path(plan.gate).exists():
+                    waiting, started = False, time.time()
+                if not waiting and time.time() - started > plan.seconds:
+                    break
                 seen = _note_steps(folder, steps, seen)
                 time.sleep(0.05)
             if seen == sum(plan.steps):

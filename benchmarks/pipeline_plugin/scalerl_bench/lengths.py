@@ -7,7 +7,10 @@ the prompt's limit; the end token does not end it. verl loads this class by ``ro
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
@@ -20,10 +23,21 @@ def draw_length(mean: float, longest: int) -> int:
     return min(longest, 1 + int(_drawing.expovariate(1 / mean)))
 
 
+async def wait_at_gate() -> None:
+    """Say that this run is ready, and wait until the file BENCH_GATE is there (without the variable: not at all)."""
+    gate = os.environ.get("BENCH_GATE")
+    if not gate or os.path.exists(gate):
+        return
+    Path(f"{gate}.ready").touch()
+    while not os.path.exists(gate):
+        await asyncio.sleep(0.05)
+
+
 class DrawnLengths(SingleTurnAgentLoop):
     """verl's single turn; ``extra_info`` of the prompt says ``mean`` and ``longest``."""
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> Any:
+        await wait_at_gate()
         wanted = kwargs["extra_info"]
         length = draw_length(float(wanted["mean"]), int(wanted["longest"]))
         params = {**sampling_params, "max_tokens": length, "ignore_eos": True}
