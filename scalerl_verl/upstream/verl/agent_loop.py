@@ -35,8 +35,8 @@ SPECS = (
         build=_build_context,
         kind="wrap",
         why="An agent loop is not told whether it generates for validation, which has budgets of its own, nor which "
-        "tokens of the model's generation config end a turn; what it raises goes to its worker's log only, so a trainer "
-        "whose groups all fail could not say why.",
+        "tokens of the model's generation config end a turn; what it raises goes to its worker's log only, so a "
+        "trainer whose groups all fail could not say why.",
         distribution="verl",
         versions=">=0.9.0,<0.10",
         sources=("c70a4be3f55e531715ad2412955746d79e4eab6bd67dbc5f1e5d0defc31a1df3",),
