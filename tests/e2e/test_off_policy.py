@@ -21,6 +21,8 @@ def run(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
     return run_verl(
         "off_policy",
         f"data.train_files={tiny_assets}/mixed.parquet",
+        # responses of 16 characters have no room for the paper's phrase
+        "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",
         f"trainer.v1.ppo_off_policy.num_updates={K}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={NUM_PROMPTS // K}",
         f"trainer.total_training_steps={STEPS}",
