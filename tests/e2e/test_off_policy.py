@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
 from tests.e2e.launching import NUM_PROMPTS, VerlRun
 
@@ -40,3 +41,8 @@ def test_later_updates_of_a_batch_are_off_policy(run: VerlRun) -> None:
     assert all(metrics["scalerl/mismatch/log_ratio_abs_max"] > 1e-3 for metrics in run.metrics.values()), [
         metrics["scalerl/mismatch/log_ratio_abs_max"] for metrics in run.metrics.values()
     ]
+
+
+def test_ledger_counts_each_batch_once_however_many_updates_it_has(run: VerlRun) -> None:
+    check_ledger(run, num_gpus=1, wall_s=run.seconds)
+    assert [state["totals"]["steps"] for state in read_states(run)] == list(range(1, STEPS + 1))
