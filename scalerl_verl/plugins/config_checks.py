@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings, head_settings, interruption_settings
+from scalerl_verl.plugins import curriculum_settings, head_settings, interruption_settings, ratio_checks
 from scalerl_verl.plugins.names import FOR_ANY_ESTIMATOR, OWN_KEYS, PLANNED, near_misses, select
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings
-from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
+from scalerl_verl.plugins.settings import AlgorithmSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -131,64 +131,6 @@ def _poll_interval(config: DictConfig) -> Iterator[str]:
             )
 
 
-def _cispo(config: DictConfig) -> Iterator[str]:
-    section = OmegaConf.select(config, f"{_ACTOR}.policy_loss")
-    if section is None or section.get("loss_mode") != "scalerl_cispo":
-        for key in ("eps_max", "token_mask_range", "sequence_truncation"):
-            if section is not None and section.get(key) is not None:
-                yield (
-                    f"{_ACTOR}.policy_loss.{key} is read by scalerl_cispo only, but loss_mode="
-                    f"{section.get('loss_mode')}: delete it (~{_ACTOR}.policy_loss.{key}) or use scalerl_cispo"
-                )
-        return
-    try:
-        PolicyLossSettings.from_config(section)
-    except ScaleRLConfigError as error:
-        yield from error.problems
-    correction = "algorithm.rollout_correction"
-    if not select(config, f"{correction}.bypass_mode", False):
-        yield (
-            f"{correction}.bypass_mode=False recomputes old_log_probs under the weights that are about to be trained: "
-            "the importance ratio of scalerl_cispo would be 1 and its truncation would never act; set "
-            f"{correction}.bypass_mode=True, which keeps the log-probs recorded at sampling"
-        )
-    for key in ("rollout_is", "rollout_rs"):
-        if select(config, f"{correction}.{key}") is not None:
-            yield f"{correction}.{key} corrects the mismatch that scalerl_cispo already truncates: set it to null"
-    if not select(config, f"{_ROLLOUT}.calculate_log_probs", False):
-        yield f"{_ROLLOUT}.calculate_log_probs=False: scalerl_cispo needs the sampling-time log-probs; set it True"
-    yield from _sampling(config)
-    if str(_engine_setting(config, "dtype", "")).lower() in ("float16", "half", "fp16"):
-        yield f"{_ROLLOUT}.dtype=float16 cannot hold an importance ratio: use bfloat16 or float32"
-
-
-def _engine_setting(config: DictConfig, key: str, default: str) -> str:
-    """A setting as vLLM gets it: verl lets ``engine_kwargs.vllm`` override its own keys."""
-    value = select(config, f"{_ROLLOUT}.engine_kwargs.vllm.{key}", select(config, f"{_ROLLOUT}.{key}", default))
-    return str(value)
-
-
-def _sampling(config: DictConfig) -> Iterator[str]:
-    """The recorded log-prob must be that of the distribution the trainer scores."""
-    temperature = float(select(config, f"{_ROLLOUT}.temperature", 1.0))
-    if temperature <= 0:
-        yield f"{_ROLLOUT}.temperature={temperature}: greedy sampling has no importance ratio; set it above 0"
-    mode = _engine_setting(config, "logprobs_mode", "processed_logprobs")
-    if mode not in ("processed_logprobs", "raw_logprobs"):
-        yield f"{_ROLLOUT}.logprobs_mode={mode} records no log-probs: set logprobs_mode=processed_logprobs"
-    elif temperature != 1.0 and mode != "processed_logprobs":
-        yield (
-            f"{_ROLLOUT}.logprobs_mode={mode} with temperature={temperature}: the recorded log-probs would be at "
-            "temperature 1, the trainer scores at the sampling temperature; set logprobs_mode=processed_logprobs"
-        )
-    top_p, top_k = float(select(config, f"{_ROLLOUT}.top_p", 1.0)), int(select(config, f"{_ROLLOUT}.top_k", -1))
-    if top_p != 1.0 or top_k not in (-1, 0):
-        yield (
-            f"{_ROLLOUT}.top_p={top_p}, top_k={top_k}: truncated sampling renormalises the recorded log-probs, which "
-            "leaks into the importance ratio; set top_p=1.0 and top_k=-1"
-        )
-
-
 def _row_weights(config: DictConfig) -> Iterator[str]:
     loss = select(config, f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
     users = {f"{_ACTOR}.loss_agg_mode": "prompt-mean", "algorithm.adv_estimator": "scalerl"}
@@ -271,30 +213,17 @@ def _slots(config: DictConfig) -> int:
     return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
-def _recorded(config: DictConfig) -> Iterator[str]:
-    recorded = select(config, f"{_ROLLOUT}.calculate_log_probs", False)
-    if recorded or head_settings.trainer_backend(config) is None:
-        return
-    if select(config, f"{_ACTOR}.policy_loss.loss_mode") == "scalerl_cispo":
-        return  # its own check says so
-    yield (
-        f"{_ROLLOUT}.calculate_log_probs=False: with the FP32 head the log-probs of trainer and generator are compared "
-        "on the first batch and in every step; set it True"
-    )
-
-
 _CHECKS: tuple[Check, ...] = (
     _names,
     _algorithm_section,
     _double_filtering,
     _estimator,
     _poll_interval,
-    _cispo,
+    ratio_checks.find_problems,
     _row_weights,
     _prompt_mean,
     curriculum_settings.find_problems,
     interruption_settings.find_problems,
     head_settings.find_problems,
-    _recorded,
     _cpu,
 )

@@ -273,7 +273,12 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "nucleus sampling": ("recipe", {f"{ROLLOUT}.top_p": 0.9}, [f"{ROLLOUT}.top_p=0.9", "top_p=1.0"]),
     "top-k sampling": ("recipe", {f"{ROLLOUT}.top_k": 40}, ["top_k=40", "top_k=-1"]),
-    "half precision": ("recipe", {f"{ROLLOUT}.dtype": "half"}, [f"{ROLLOUT}.dtype=float16"]),
+    "half precision": ("recipe", {f"{ROLLOUT}.dtype": "half"}, [f"{ROLLOUT}.dtype=half", "bfloat16 or float32"]),
+    "half precision through the engine's own arguments": (
+        "recipe",
+        {f"{ROLLOUT}.engine_kwargs.vllm.dtype": "float16"},
+        [f"{ROLLOUT}.engine_kwargs.vllm.dtype=float16", "bfloat16 or float32"],
+    ),
     "prompt average with SAPO": (
         "prompt_mean",
         {f"{ACTOR}.policy_loss.loss_mode": "sapo"},
@@ -349,7 +354,10 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "raw log-probs through the engine's own arguments": (
         "recipe",
         {f"{ROLLOUT}.temperature": 0.7, f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode": "raw_logprobs"},
-        ["logprobs_mode=raw_logprobs with temperature=0.7"],
+        [
+            f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode=raw_logprobs with temperature=0.7",
+            f"set {ROLLOUT}.engine_kwargs.vllm.logprobs_mode=processed_logprobs",
+        ],
     ),
     "poll interval under another key": (
         "recipe",
@@ -479,6 +487,51 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         "recipe",
         {HEAD: "fp32_shared_pass", f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.1},
         [f"{ACTOR}.entropy_coeff=0.1", "set it to 0", f"or set {HEAD}=fp32"],
+    ),
+    "DAPO with nucleus sampling": (
+        "dapo",
+        {f"{ROLLOUT}.top_p": 0.7},
+        [f"{ROLLOUT}.top_p=0.7", f"{CORRECTION}.bypass_mode=True", "set top_p=1.0 and top_k=-1"],
+    ),
+    "MiniMax's CISPO with truncated sampling": (
+        "cispo_minimax",
+        {f"{ROLLOUT}.top_p": 0.7, f"{ROLLOUT}.top_k": 20},
+        [f"{ROLLOUT}.top_p=0.7, top_k=20", "set top_p=1.0 and top_k=-1"],
+    ),
+    "DAPO with raw log-probs at another temperature": (
+        "dapo",
+        {f"{ROLLOUT}.temperature": 0.7, f"{ROLLOUT}.logprobs_mode": "raw_logprobs"},
+        [f"{ROLLOUT}.logprobs_mode=raw_logprobs with temperature=0.7", "=processed_logprobs"],
+    ),
+    "our advantages with verl's loss and nucleus sampling": (
+        "[sampling_ratio,setup,advantage]",
+        {f"{ACTOR}.policy_loss.loss_mode": "vanilla", f"{ROLLOUT}.top_p": 0.7},
+        [f"{ROLLOUT}.top_p=0.7", "top_p=1.0"],
+    ),
+    "DAPO without sampling-time log-probs": (
+        "dapo",
+        {f"{ROLLOUT}.calculate_log_probs": False},
+        [f"{ROLLOUT}.calculate_log_probs=False", "set it True"],
+    ),
+    "FP32 head without sampling-time log-probs": (
+        "fp32_head",
+        {f"{ROLLOUT}.calculate_log_probs": False},
+        [f"{ROLLOUT}.calculate_log_probs=False", "FP32 head", "set it True"],
+    ),
+    "GRPO with the FP32 head and nucleus sampling": (
+        "[grpo,fp32_head]",
+        {f"{ROLLOUT}.top_p": 0.7},
+        [f"{ROLLOUT}.top_p=0.7", "top_p=1.0"],
+    ),
+    "GRPO with the FP32 head and raw log-probs": (
+        "[grpo,fp32_head]",
+        {f"{ROLLOUT}.temperature": 0.6, f"{ROLLOUT}.logprobs_mode": "raw_logprobs"},
+        [f"{ROLLOUT}.logprobs_mode=raw_logprobs with temperature=0.6"],
+    ),
+    "FP32 head compared with logits": (
+        "[fp32_head,setup]",
+        {f"{ROLLOUT}.logprobs_mode": "raw_logits"},
+        [f"{ROLLOUT}.logprobs_mode=raw_logits", "FP32 head", "processed_logprobs"],
     ),
     "CPU without its platform": ("recipe", {"trainer.device": "cpu"}, ["trainer.device=cpu", f"{PLATFORM_ENV}=cpu"]),
 }
