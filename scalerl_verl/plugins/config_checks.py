@@ -20,6 +20,8 @@ _IGNORES_AGG_MODE = ("sapo", "geo_mean")
 """verl's losses that hard-code their own aggregation."""
 _NOT_HOMOGENEOUS = ("dro", "clip_cov", "kl_cov")
 """verl's losses with a term or a bound that does not scale with the advantage: weights in it change the objective."""
+_TERMS = (("entropy_coeff", 0), ("use_kl_loss", False))
+"""Key of ``actor`` -> value without the term: what verl adds to the loss apart from the advantages."""
 
 Check = Callable[[DictConfig], Iterator[str]]
 
@@ -67,10 +69,16 @@ def _algorithm_section(config: DictConfig) -> Iterator[str]:
     if estimator == "scalerl":
         return
     # verl's estimators read the rewards that a shaping left, but know nothing of adv_norm and zero_variance.
-    if set(section) - FOR_ANY_ESTIMATOR or not section:
+    own = [f"algorithm.scalerl.{key}" for key in section if key not in FOR_ANY_ESTIMATOR]
+    if not section or len(own) == len(section):
         yield (
             f"algorithm.scalerl is read by the estimator scalerl only, but algorithm.adv_estimator={estimator}: set "
             "algorithm.adv_estimator=scalerl or delete the section (~algorithm.scalerl)"
+        )
+    elif own:
+        yield (
+            f"{' and '.join(own)}: read by the estimator scalerl only, but algorithm.adv_estimator={estimator}; set "
+            f"algorithm.adv_estimator=scalerl or delete them (~{' ~'.join(own)})"
         )
     for name, shaping in make_reward_shapings(settings.reward_shaping).items():
         if shaping.leaves_out:
@@ -103,11 +111,47 @@ def _estimator(config: DictConfig) -> Iterator[str]:
         )
     if select(config, "algorithm.use_kl_in_reward", False):
         yield "algorithm.use_kl_in_reward=True changes the rewards that zero-variance filtering compares: set it False"
-    rejection = "algorithm.rollout_correction.rollout_rs"
-    if select(config, rejection) is not None and select(config, f"{_ACTOR}.policy_loss.loss_mode") != "scalerl_cispo":
+    correction = "algorithm.rollout_correction"
+    rejection, loss = f"{correction}.rollout_rs", select(config, f"{_ACTOR}.policy_loss.loss_mode")
+    acts = not select(config, f"{correction}.bypass_mode", False) or loss == "bypass_mode"
+    if acts and select(config, rejection) is not None and loss != "scalerl_cispo":
         yield (
             f"{rejection} masks tokens after the trainer has counted them, so algorithm.adv_estimator=scalerl would "
             f"correct another denominator than the loss uses: set {rejection}=null"
+        )
+
+
+def _terms_without_weights(config: DictConfig) -> Iterator[str]:
+    """Prompts are dropped through the advantages, which a KL loss and an entropy bonus do not have."""
+    if select(config, "algorithm.adv_estimator") != "scalerl":
+        return
+    drops = select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop"
+    if not drops or select(config, f"{_ACTOR}.loss_agg_mode") == "prompt-mean":
+        return  # which is refused with these terms whatever is dropped
+    for key, inactive in _TERMS:
+        value = select(config, f"{_ACTOR}.{key}", inactive)
+        if value != inactive:
+            yield (
+                f"{_ACTOR}.{key}={value} with algorithm.scalerl.zero_variance=drop: this term would still average over "
+                "the dropped prompts, and be skipped with the whole update if a batch has no other ones; set "
+                f"algorithm.scalerl.zero_variance=keep, or {key}={inactive}"
+            )
+
+
+def _critic(config: DictConfig) -> Iterator[str]:
+    if not select(config, "critic.enable", False):
+        return
+    estimator = select(config, "algorithm.adv_estimator")
+    if estimator == "scalerl":
+        yield (
+            "critic.enable=True: the returns of algorithm.adv_estimator=scalerl are its weighted advantages, which no "
+            "critic can learn and nothing reads; set critic.enable=False"
+        )
+    elif select(config, "critic.loss_agg_mode") == "prompt-mean":
+        without = "" if estimator == "gae" else ", or critic.enable=False"
+        yield (
+            "critic.loss_agg_mode=prompt-mean: prompt weights travel in the advantages, which the value loss of "
+            f"critic.enable=True does not have; set critic.loss_agg_mode=token-mean{without}"
         )
 
 
@@ -164,12 +208,16 @@ def _prompt_mean(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.loss_agg_mode=prompt-mean would be ignored by policy_loss.loss_mode={loss}, which hard-codes "
             "its own aggregation: choose another loss, or loss_agg_mode=seq-mean-token-mean"
         )
-    for key, inactive in (("entropy_coeff", 0), ("use_kl_loss", False)):
+    drops = select(config, "algorithm.adv_estimator") == "scalerl" and (
+        select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop"
+    )
+    other = "another loss_agg_mode" + (" with algorithm.scalerl.zero_variance=keep" if drops else "")
+    for key, inactive in _TERMS:
         value = select(config, f"{_ACTOR}.{key}", inactive)
         if value != inactive:
             yield (
                 f"{_ACTOR}.{key}={value} with loss_agg_mode=prompt-mean: prompt weights travel in the advantages, "
-                f"which this term does not have; set {key}={inactive} or another loss_agg_mode"
+                f"which this term does not have; set {key}={inactive} or {other}"
             )
     if select(config, "distillation.enabled", False):
         yield "distillation.enabled=True has no advantages to carry the weights of loss_agg_mode=prompt-mean"
@@ -218,6 +266,8 @@ _CHECKS: tuple[Check, ...] = (
     _algorithm_section,
     _double_filtering,
     _estimator,
+    _terms_without_weights,
+    _critic,
     _poll_interval,
     ratio_checks.find_problems,
     _row_weights,

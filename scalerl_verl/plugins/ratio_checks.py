@@ -26,6 +26,7 @@ _FP16 = ("float16", "half", "fp16")
 def find_problems(config: DictConfig) -> Iterator[str]:
     """Contradictions between the loss, what it takes as old log-probs, and how the generator records them."""
     yield from _cispo(config)
+    yield from _correction(config)
     use = _use_of_recorded(config)
     if use is not None:
         yield from _sampling(config, use)
@@ -51,12 +52,26 @@ def _cispo(config: DictConfig) -> Iterator[str]:
             "the importance ratio of scalerl_cispo would be 1 and its truncation would never act; set "
             f"{_CORRECTION}.bypass_mode=True, which keeps the log-probs recorded at sampling"
         )
-    for key in ("rollout_is", "rollout_rs"):
-        if select(config, f"{_CORRECTION}.{key}") is not None:
-            yield f"{_CORRECTION}.{key} corrects the mismatch that scalerl_cispo already truncates: set it to null"
     path, dtype = _engine_setting(config, "dtype", "")
     if dtype.lower() in _FP16:
         yield f"{path}={dtype} cannot hold an importance ratio: use bfloat16 or float32"
+
+
+def _correction(config: DictConfig) -> Iterator[str]:
+    """Where a correction of verl's corrects twice, or nothing."""
+    loss = select(config, f"{_POLICY_LOSS}.loss_mode", "vanilla")
+    bypass = select(config, f"{_CORRECTION}.bypass_mode", False)
+    for key in ("rollout_is", "rollout_rs"):
+        value = select(config, f"{_CORRECTION}.{key}")
+        if value is None:
+            continue
+        if loss == "scalerl_cispo":
+            yield f"{_CORRECTION}.{key} corrects the mismatch that scalerl_cispo already truncates: set it to null"
+        elif bypass and loss != "bypass_mode":
+            yield (
+                f"{_CORRECTION}.{key}={value} has no effect with {_CORRECTION}.bypass_mode=True and loss_mode={loss}, "
+                f"whose ratio is to the recorded log-probs already: set {_CORRECTION}.{key}=null"
+            )
 
 
 def _engine_setting(config: DictConfig, key: str, default: str) -> tuple[str, str]:

@@ -485,7 +485,12 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "shared pass with an entropy bonus": (
         "recipe",
-        {HEAD: "fp32_shared_pass", f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.1},
+        {
+            HEAD: "fp32_shared_pass",
+            f"{ACTOR}.loss_agg_mode": "token-mean",
+            f"{ACTOR}.entropy_coeff": 0.1,
+            "algorithm.scalerl.zero_variance": "keep",
+        },
         [f"{ACTOR}.entropy_coeff=0.1", "set it to 0", f"or set {HEAD}=fp32"],
     ),
     "DAPO with nucleus sampling": (
@@ -532,6 +537,88 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         "[fp32_head,setup]",
         {f"{ROLLOUT}.logprobs_mode": "raw_logits"},
         [f"{ROLLOUT}.logprobs_mode=raw_logits", "FP32 head", "processed_logprobs"],
+    ),
+    "KL loss over dropped prompts": (
+        "advantage",
+        {f"{ROLLOUT}.n": 4, f"{ACTOR}.use_kl_loss": True},
+        [f"{ACTOR}.use_kl_loss=True", "set algorithm.scalerl.zero_variance=keep, or use_kl_loss=False"],
+    ),
+    "entropy bonus over dropped prompts": (
+        "recipe",
+        {f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.01},
+        [f"{ACTOR}.entropy_coeff=0.01", "set algorithm.scalerl.zero_variance=keep, or entropy_coeff=0"],
+    ),
+    "correction that verl computes for nobody": (
+        "dapo",
+        {f"{CORRECTION}.rollout_is": "token"},
+        [f"{CORRECTION}.rollout_is=token has no effect", f"set {CORRECTION}.rollout_is=null"],
+    ),
+    "rejection that verl computes for nobody": (
+        "[sampling_ratio,advantage]",
+        {f"{ROLLOUT}.n": 4, f"{CORRECTION}.rollout_rs": "token_k1"},
+        [f"{CORRECTION}.rollout_rs=token_k1 has no effect", f"set {CORRECTION}.rollout_rs=null"],
+    ),
+    "rejection in verl's bypass loss after the trainer has counted": (
+        "[sampling_ratio,advantage]",
+        {
+            f"{ROLLOUT}.n": 4,
+            f"{ACTOR}.policy_loss.loss_mode": "bypass_mode",
+            f"{CORRECTION}.rollout_rs": "token_k1",
+        },
+        [f"{CORRECTION}.rollout_rs masks tokens"],
+    ),
+    "critic of our advantages": (
+        "recipe",
+        {"critic.enable": True},
+        ["critic.enable=True", "adv_estimator=scalerl", "set critic.enable=False"],
+    ),
+    "critic under the prompt average": (
+        "dapo",
+        {"critic.enable": True},
+        ["critic.loss_agg_mode=prompt-mean", "set critic.loss_agg_mode=token-mean, or critic.enable=False"],
+    ),
+    "critic of GAE under the prompt average": (
+        "prompt_mean",
+        {"critic.enable": True},
+        ["critic.loss_agg_mode=prompt-mean", "set critic.loss_agg_mode=token-mean"],
+    ),
+    "FP32 head with verl's full determinism": (
+        "fp32_head",
+        {f"{ROLLOUT}.full_determinism": True},
+        [f"{ROLLOUT}.full_determinism=True", f"set {ROLLOUT}.full_determinism=False"],
+    ),
+    "FP32 head with a generator quantised by the engine's own arguments": (
+        "fp32_head",
+        {f"{ROLLOUT}.engine_kwargs.vllm.quantization": "fp8"},
+        [f"{ROLLOUT}.engine_kwargs.vllm.quantization=fp8", "set it to null"],
+    ),
+    "LoRA on all that has a name": (
+        "fp32_head",
+        {f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": ".*"},
+        [f"{MODEL}.target_modules=['.*']", "all-linear"],
+    ),
+    "FP32 head left out of the trainer only": (
+        "recipe",
+        {HEAD: "torch"},
+        ["in the generator only", f"(~{ROLLOUT}.engine_kwargs.vllm.hf_overrides)"],
+    ),
+    "FP32 head beside another override": (
+        "recipe",
+        {HEAD: "torch", f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides.rope_theta": 1},
+        ["in the generator only", f"(~{HEAD_DTYPE})"],
+    ),
+    "refill with a sampler and verl's estimator": (
+        "[dapo,curriculum]",
+        {},
+        ["set filter_groups.enable=False", "algorithm.adv_estimator=scalerl", "~data.sampler"],
+    ),
+    "verl's estimator beside a reward shaping": (
+        "[recipe,length_penalty]",
+        {"algorithm.adv_estimator": "grpo"},
+        [
+            "algorithm.adv_estimator=grpo",
+            "delete them (~algorithm.scalerl.adv_norm ~algorithm.scalerl.zero_variance)",
+        ],
     ),
     "CPU without its platform": ("recipe", {"trainer.device": "cpu"}, ["trainer.device=cpu", f"{PLATFORM_ENV}=cpu"]),
 }
