@@ -7,18 +7,19 @@ The log-probs recorded at sampling are compared with the trainer's by our loss, 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
+from dataclasses import fields
 
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.plugins import head_settings
-from scalerl_verl.plugins.names import select
+from scalerl_verl.plugins.names import LOSS_KEYS, LOSS_SECTION, near_misses, select
 from scalerl_verl.plugins.settings import PolicyLossSettings
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
-_POLICY_LOSS = f"{_ACTOR}.policy_loss"
 _CORRECTION = "algorithm.rollout_correction"
 _FP16 = ("float16", "half", "fp16")
 
@@ -33,15 +34,13 @@ def find_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _cispo(config: DictConfig) -> Iterator[str]:
-    section = OmegaConf.select(config, _POLICY_LOSS)
-    if section is None or section.get("loss_mode") != "scalerl_cispo":
-        for key in ("eps_max", "token_mask_range", "sequence_truncation"):
-            if section is not None and section.get(key) is not None:
-                yield (
-                    f"{_POLICY_LOSS}.{key} is read by scalerl_cispo only, but loss_mode="
-                    f"{section.get('loss_mode')}: delete it (~{_POLICY_LOSS}.{key}) or use scalerl_cispo"
-                )
+    section = OmegaConf.select(config, LOSS_SECTION)
+    if section is None:
         return
+    if section.get("loss_mode") != "scalerl_cispo":
+        yield from _keys_of_another_loss(config, section)
+        return
+    yield from _unknown_keys(section)
     try:
         PolicyLossSettings.from_config(section)
     except ScaleRLConfigError as error:
@@ -52,14 +51,44 @@ def _cispo(config: DictConfig) -> Iterator[str]:
             "the importance ratio of scalerl_cispo would be 1 and its truncation would never act; set "
             f"{_CORRECTION}.bypass_mode=True, which keeps the log-probs recorded at sampling"
         )
-    path, dtype = _engine_setting(config, "dtype", "")
-    if dtype.lower() in _FP16:
-        yield f"{path}={dtype} cannot hold an importance ratio: use bfloat16 or float32"
+    fsdp = f"{_ACTOR}.fsdp_config"
+    given = dict([_engine_setting(config, "dtype", "")])
+    given |= {path: str(select(config, path, "")) for path in (f"{fsdp}.dtype", f"{fsdp}.mixed_precision.param_dtype")}
+    for path, dtype in given.items():
+        if dtype.lower() in _FP16:
+            yield f"{path}={dtype}: scalerl_cispo refuses log-probs in FP16; use bfloat16 or float32"
+
+
+def _keys_of_another_loss(config: DictConfig, section: DictConfig) -> Iterator[str]:
+    """verl's own class of the section takes none of our keys, null or not."""
+    loss = section.get("loss_mode")
+    if f"{LOSS_SECTION}.loss_mode" in near_misses(config):
+        return  # a misspelt name of our loss, whose keys these are
+    for key in section:
+        if str(key).startswith(LOSS_KEYS):
+            yield (
+                f"{LOSS_SECTION}.{key} is read by scalerl_cispo only, but loss_mode={loss}: delete it "
+                f"(~{LOSS_SECTION}.{key}) or use scalerl_cispo (of presets that set the loss, the last one wins: "
+                "cispo after a baseline)"
+            )
+
+
+def _unknown_keys(section: DictConfig) -> Iterator[str]:
+    """Keys that the section's class would refuse with a bare TypeError, inside a worker."""
+    from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
+
+    known = [field.name for field in fields(ScaleRLPolicyLossConfig) if not field.name.startswith("_")]
+    for key in section:
+        if str(key) in known or str(key) == "_target_":
+            continue
+        near = difflib.get_close_matches(str(key), known, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}."
+        yield f"{LOSS_SECTION}.{key} does not exist: {meant} Else delete it (~{LOSS_SECTION}.{key})"
 
 
 def _correction(config: DictConfig) -> Iterator[str]:
     """Where a correction of verl's corrects twice, or nothing."""
-    loss = select(config, f"{_POLICY_LOSS}.loss_mode", "vanilla")
+    loss = select(config, f"{LOSS_SECTION}.loss_mode", "vanilla")
     bypass = select(config, f"{_CORRECTION}.bypass_mode", False)
     for key in ("rollout_is", "rollout_rs"):
         value = select(config, f"{_CORRECTION}.{key}")
@@ -83,7 +112,7 @@ def _engine_setting(config: DictConfig, key: str, default: str) -> tuple[str, st
 
 def _use_of_recorded(config: DictConfig) -> str | None:
     """What the log-probs recorded at sampling are used for; None if for nothing that must be exact."""
-    if select(config, f"{_POLICY_LOSS}.loss_mode") == "scalerl_cispo":
+    if select(config, f"{LOSS_SECTION}.loss_mode") == "scalerl_cispo":
         return "they are the denominator of the importance ratio of scalerl_cispo"
     if select(config, f"{_CORRECTION}.bypass_mode", False):
         return f"they are the denominator of the importance ratio ({_CORRECTION}.bypass_mode=True)"

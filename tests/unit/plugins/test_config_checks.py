@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import FSDPActorConfig
 
 import scalerl_verl.configs
+from scalerl_verl.advantages import reward_shaping
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.plugins import machine_checks, startup
 from scalerl_verl.plugins.config_checks import find_problems
@@ -43,6 +45,11 @@ ON_CPU = ("cpu", "quickstart")
 PLAIN_VERL = ("drgrpo", "grpo", "gspo", "reinforce_tis", "sampling_ratio", "setup")
 """Presets of verl's own names only: such a run must stay verl's alone."""
 GOLDEN = Path(__file__).with_name("golden_keys.txt")
+
+
+@dataclass(frozen=True)
+class Bonus(reward_shaping.RewardShaping):
+    amount: float
 
 
 @functools.cache
@@ -620,6 +627,47 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             "delete them (~algorithm.scalerl.adv_norm ~algorithm.scalerl.zero_variance)",
         ],
     ),
+    "misspelt cap": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.eps_maxx": 4},
+        [f"{ACTOR}.policy_loss.eps_maxx does not exist", "did you mean eps_max?"],
+    ),
+    "misspelt range": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.token_mask": [0.5, 5]},
+        [f"{ACTOR}.policy_loss.token_mask does not exist", "did you mean token_mask_range?"],
+    ),
+    "key of the loss like none": (
+        "recipe",
+        {f"{ACTOR}.policy_loss.zzz": 1},
+        [f"{ACTOR}.policy_loss.zzz does not exist", "loss_mode, ", "eps_max", f"~{ACTOR}.policy_loss.zzz"],
+    ),
+    "baseline after our loss": (
+        "[cispo,grpo]",
+        {},
+        [f"{ACTOR}.policy_loss.eps_max", "loss_mode=vanilla", f"~{ACTOR}.policy_loss.eps_max", "the last one wins"],
+    ),
+    "cap alone": ("", {f"{ACTOR}.policy_loss.eps_max": 4}, [f"{ACTOR}.policy_loss.eps_max", "use scalerl_cispo"]),
+    "range alone, null": (
+        "",
+        {f"{ACTOR}.policy_loss.token_mask_range": None},
+        [f"{ACTOR}.policy_loss.token_mask_range", f"~{ACTOR}.policy_loss.token_mask_range"],
+    ),
+    "weights in FP16": (
+        "recipe",
+        {f"{ACTOR}.fsdp_config.dtype": "float16"},
+        [f"{ACTOR}.fsdp_config.dtype=float16", "bfloat16 or float32"],
+    ),
+    "forward pass in FP16": (
+        "recipe",
+        {f"{ACTOR}.fsdp_config.mixed_precision": {"param_dtype": "fp16"}},
+        [f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=fp16", "bfloat16 or float32"],
+    ),
+    "length penalty of another type": (
+        "recipe",
+        {"algorithm.scalerl.reward_shaping": {"length_penalty": {"max_length": "5"}}},
+        ["algorithm.scalerl.reward_shaping.length_penalty.max_length='5'", "whole number"],
+    ),
     "CPU without its platform": ("recipe", {"trainer.device": "cpu"}, ["trainer.device=cpu", f"{PLATFORM_ENV}=cpu"]),
 }
 
@@ -770,7 +818,11 @@ def test_names_work_by_verl_s_plain_syntax_without_a_preset(only_config_checks: 
         f"{CORRECTION}.bypass_mode=True",
     )
     asked = startup.prepare_run(config)
-    assert asked == {f"{ACTOR}.policy_loss.loss_mode": "scalerl_cispo", f"{ACTOR}.loss_agg_mode": "prompt-mean"}
+    assert asked == {
+        f"{ACTOR}.policy_loss.loss_mode": "scalerl_cispo",
+        f"{ACTOR}.loss_agg_mode": "prompt-mean",
+        f"{ACTOR}.policy_loss.eps_max": "set",
+    }
     section = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
     assert type(section) is ScaleRLPolicyLossConfig
     assert section.eps_max == 4
@@ -801,6 +853,15 @@ def test_loss_of_verl_keeps_verl_s_own_section(only_config_checks: list[str]) ->
     startup.prepare_run(config)
     assert OmegaConf.to_yaml(config.actor_rollout_ref) == before
     assert type(omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)) is not ScaleRLPolicyLossConfig
+
+
+def test_shaping_without_an_option_it_needs_is_refused_at_start(
+    only_config_checks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward_shaping, "_REGISTRY", {"bonus": Bonus})
+    with pytest.raises(ScaleRLConfigError, match=r"algorithm\.scalerl\.reward_shaping\.bonus\.amount is missing"):
+        startup.prepare_run(changed("recipe", {"algorithm.scalerl.reward_shaping": {"bonus": {}}}))
+    assert only_config_checks == []
 
 
 def test_section_refuses_a_negative_cap() -> None:
