@@ -111,7 +111,9 @@ def make_reward_shapings(section: Mapping[str, Mapping[str, Any] | None] | None)
 
 
 def _make(cls: type[RewardShaping], name: str, options: dict[str, Any]) -> RewardShaping:
-    fields = [field for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
+    fields: list[dataclasses.Field[Any]] = []
+    if dataclasses.is_dataclass(cls):
+        fields = [field for field in dataclasses.fields(cls) if field.init]
     known = [field.name for field in fields]
     unknown = sorted(set(options) - set(known))
     if unknown:

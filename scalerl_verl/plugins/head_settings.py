@@ -114,13 +114,19 @@ def _engines(config: DictConfig, backend: str) -> Iterator[str]:
     rollout = _select(config, "actor_rollout_ref.rollout.name", "vllm")
     if rollout != "vllm":
         yield f"actor_rollout_ref.rollout.name={rollout} has no FP32 head: set it to vllm, or leave the FP32 head out"
-    for key in ("quantization", "engine_kwargs.vllm.quantization", "qat.enable"):
+    for key in ("quantization", "qat.enable"):
         path = f"actor_rollout_ref.rollout.{key}"
         if _select(config, path):
             yield (
                 f"{path}={_select(config, path)}: verl passes its quantisation in vLLM's hf_overrides, which "
                 f"{HEAD_DTYPE} replaces; set it to null, or leave the FP32 head out"
             )
+    path = "actor_rollout_ref.rollout.engine_kwargs.vllm.quantization"
+    if _select(config, path):
+        yield (
+            f"{path}={_select(config, path)}: a quantised generator's log-probs differ from the trainer's by more than "
+            f"{HEAD_DTYPE} corrects; set it to null, or leave the FP32 head out"
+        )
     path = "actor_rollout_ref.rollout.full_determinism"
     if _select(config, path, False):
         yield (

@@ -115,7 +115,7 @@ def _use_of_recorded(config: DictConfig) -> str | None:
     if select(config, f"{LOSS_SECTION}.loss_mode") == "scalerl_cispo":
         return "they are the denominator of the importance ratio of scalerl_cispo"
     if select(config, f"{_CORRECTION}.bypass_mode", False):
-        return f"they are the denominator of the importance ratio ({_CORRECTION}.bypass_mode=True)"
+        return f"they are the denominator of the importance ratio under {_CORRECTION}.bypass_mode=True"
     if head_settings.trainer_backend(config) is not None:
         return "with the FP32 head they are compared with the trainer's on the first batch and in every step"
     return None
