@@ -198,6 +198,15 @@ def test_resumed_ledger_counts_nothing_twice_and_loses_nothing(first: VerlRun, r
     assert [point["totals"]["steps"] for point in states[-1]["points"]] == [0, 2, 3]
 
 
+def test_window_of_the_truncation_alarm_survives_the_resumption(first: VerlRun, resumed: VerlRun) -> None:
+    """All batches are equally large, and the window of ten holds all of them: step 3 averages over steps 1 to 3."""
+    fractions = {
+        step: metrics.get("scalerl/length/truncated_fraction") for step, metrics in _first_metrics(first).items()
+    }
+    expected = (fractions[1] + fractions[2] + resumed.metrics[3]["scalerl/length/truncated_fraction"]) / 3
+    assert resumed.metrics[3]["scalerl/length/truncated_window_fraction"] == pytest.approx(expected)
+
+
 def test_logs_of_every_tracker_hold_the_same_curve(first: VerlRun, resumed: VerlRun) -> None:
     """The JSONL, TensorBoard and W&B files of the first attempt, and both attempts joined."""
     folder = first.folder
