@@ -103,8 +103,9 @@ def test_validation_reports_its_own_lengths(run: VerlRun) -> None:
     ours = [text for number, text in outputs if number % 2 == 0]
     assert val["interrupted_fraction"] == pytest.approx(sum(PHRASE in text for text in ours) / len(ours))
     assert val["interrupted_fraction"] + val["natural_close_fraction"] == pytest.approx(1)
-    cut = sum(not is_complete(text) for number, text in outputs if number % 2)
-    assert val["truncated_fraction"] == pytest.approx(cut / len(outputs))
+    # One of verl's that ends with its last token looks like one that is cut: <think>, letters, </think>, digit, end.
+    at_limit = [len(re.sub("</?think>", "", text)) + 3 >= TOTAL for number, text in outputs if number % 2]
+    assert val["truncated_fraction"] == pytest.approx(sum(at_limit) / len(outputs))
     assert val["thinking_tokens_mean"] <= VAL_BUDGET < LOW, "its budget, not that of training"
     assert val["continuation_cached_fraction"] >= 0 and "truncation_alarm_max" not in val
     assert "scalerl/length/val/truncated_fraction" not in run.metrics[1]
