@@ -199,12 +199,13 @@ def test_resumed_ledger_counts_nothing_twice_and_loses_nothing(first: VerlRun, r
 
 
 def test_window_of_the_truncation_alarm_survives_the_resumption(first: VerlRun, resumed: VerlRun) -> None:
-    """All batches are equally large, and the window of ten holds all of them: step 3 averages over steps 1 to 3."""
-    fractions = {
-        step: metrics.get("scalerl/length/truncated_fraction") for step, metrics in _first_metrics(first).items()
-    }
-    expected = (fractions[1] + fractions[2] + resumed.metrics[3]["scalerl/length/truncated_fraction"]) / 3
-    assert resumed.metrics[3]["scalerl/length/truncated_window_fraction"] == pytest.approx(expected)
+    """The window of ten that the checkpoint holds (batches that a toggle replayed count, too), and one batch more."""
+    state = json.loads((first.folder / "checkpoints" / "global_step_2" / "scalerl_truncation.json").read_text())
+    assert len(state["batches"]) >= 2
+    size, last = NUM_PROMPTS * GROUP_SIZE, resumed.metrics[3]
+    assert all(batch[1] == size for batch in state["batches"])
+    cut = [*(batch[0] for batch in state["batches"]), last["scalerl/length/truncated_fraction"] * size][-10:]
+    assert last["scalerl/length/truncated_window_fraction"] == pytest.approx(sum(cut) / (len(cut) * size))
 
 
 def test_logs_of_every_tracker_hold_the_same_curve(first: VerlRun, resumed: VerlRun) -> None:
