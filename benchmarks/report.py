@@ -93,7 +93,8 @@ def fp32_head_table() -> str:
     names = [name for name in ("verl", "torch", "triton") if name in last["versions"]]
     versions = ", ".join(f"{name} {last['versions'][name]}" for name in names)
     lines.append(
-        f"\nForward and backward of a CISPO loss, bf16 operands, {rows[0]['repetitions']} calls each taking turns; "
+        f"\nForward and backward of a CISPO loss, bf16 operands, logits of standard deviation "
+        f"{rows[0]['case']['logit_sd']:g}, {rows[0]['repetitions']} calls each taking turns; "
         f"memory on top of operands; errors against float64 (largest; relative norm); {last['hardware']}, driver "
         f"{last['driver']}; {versions}; commit `{last['commit'][:10]}`{' (dirty)' if last['dirty'] else ''}; "
         f"`{last['command']}`."
@@ -140,7 +141,9 @@ def vllm_head_table() -> str:
         if row["metric"] == "head_product":
             label = f"head, batch {case['batch']}, hidden {case['hidden']:,} (ms)"
         else:
-            label = f"engine, {case['requests']} requests, {case['layers']} layers (tokens/s)"
+            label = (
+                f"engine, {case['requests']} requests, {case['layers']} layers, hidden {case['hidden']:,} (tokens/s)"
+            )
         cases.setdefault(label, {})[row["impl"]] = row
     for label, found in cases.items():
         cells = []
