@@ -222,3 +222,9 @@ def test_fit_runs_without_optional_packages(write_csv):
     command = [sys.executable, "-c", code, "fit", str(write_csv("a")), "--bootstrap", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "identified" in done.stdout, done.stderr
+
+
+def test_reader_that_goes_away_is_no_traceback(write_csv):
+    command = f"{sys.executable} -m scalerl_verl.cli fit {write_csv('a')} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stderr == "" and done.stdout.strip() in ("0", "141"), "0: it wrote before the reader had gone"
