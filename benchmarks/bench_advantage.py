@@ -55,7 +55,10 @@ def make_batch(num_rows: int, num_tokens: int) -> Batch:
 def ours(batch: Batch, mode: str = "prompt-mean", **section: str) -> torch.Tensor:
     """Advantages with the row weights of ``mode``, as a training step computes them."""
     actor = SimpleNamespace(loss_agg_mode=mode)
-    with advantage_step(SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor)), {}):
+    config = SimpleNamespace(
+        actor_rollout_ref=SimpleNamespace(actor=actor), algorithm=SimpleNamespace(adv_estimator="scalerl")
+    )
+    with advantage_step(config, {}):
         return estimate_advantages(**batch, config=OmegaConf.create({"scalerl": section}))[0]
 
 
