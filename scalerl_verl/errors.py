@@ -39,5 +39,17 @@ class TruncationError(ScaleRLError, RuntimeError):
     """Too many responses were cut, and the run asked to be stopped then."""
 
 
+class GeneratorsLostError(ScaleRLError, RuntimeError):
+    """No generator is left to go on with."""
+
+
+class StalenessError(ScaleRLError, RuntimeError):
+    """Data of a training batch are older than the run allows, or do not say how old they are."""
+
+
+class RequestFailedError(ScaleRLError, RuntimeError):
+    """A generator gave no result for a request, however often it was asked."""
+
+
 class HeadError(ScaleRLError, RuntimeError):
     """The FP32 head cannot be put on this model, or is not what computes its log-probs."""

@@ -156,7 +156,7 @@ def count_gpus(config: DictConfig) -> int:
     mode = str(select(config, "trainer.v1.trainer_mode", "sync"))
     rollout = select(config, "actor_rollout_ref.rollout")
     # Generators of their own: verl's separate_async, and every mode of ours that keeps generation going.
-    if mode not in ("sync", "colocate_async") and int(select(rollout, "nnodes", 0)) > 0:
+    if mode not in ("sync", "colocate_async", "ppo_off_policy") and int(select(rollout, "nnodes", 0)) > 0:
         pools.append(rollout)
     if select(config, "reward.reward_model.enable_resource_pool", False):
         pools.append(config.reward.reward_model)

@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings, head_settings, interruption_settings, ratio_checks
-from scalerl_verl.plugins.names import FOR_ANY_ESTIMATOR, OWN_KEYS, PLANNED, near_misses, select
+from scalerl_verl.plugins import (
+    curriculum_settings,
+    head_settings,
+    interruption_settings,
+    pipeline_checks,
+    ratio_checks,
+)
+from scalerl_verl.plugins.names import FOR_ANY_ESTIMATOR, OWN_KEYS, near_misses, select
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings, read_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
@@ -46,9 +52,6 @@ def _names(config: DictConfig) -> Iterator[str]:
             "this is not the V1 trainer of verl.trainer.main_ppo: other entry points replace the configured loss or "
             "leave out the prompt weights; launch with python -m verl.trainer.main_ppo"
         )
-    for path in ("trainer.v1.trainer_mode", f"{_ROLLOUT}.agent.default_agent_loop"):
-        if select(config, path, "") in PLANNED:
-            yield f"{path}={select(config, path)} is not in this version of scalerl_verl"
     if not select(config, "trainer.use_v1", True):
         yield "trainer.use_v1=False: verl's old trainer replaces the configured loss; set trainer.use_v1=True"
 
@@ -269,7 +272,7 @@ def _cpu(config: DictConfig) -> Iterator[str]:
 
 def _slots(config: DictConfig) -> int:
     trainer = int(select(config, "trainer.nnodes", 1)) * int(select(config, "trainer.n_gpus_per_node", 1))
-    if select(config, "trainer.v1.trainer_mode", "sync") == "sync":
+    if select(config, "trainer.v1.trainer_mode", "sync") in ("sync", "ppo_off_policy"):
         return trainer
     rollout_nodes, slots_a_node = (
         select(config, f"{_ROLLOUT}.nnodes", 0),
@@ -291,6 +294,7 @@ _CHECKS: tuple[Check, ...] = (
     _prompt_mean,
     curriculum_settings.find_problems,
     interruption_settings.find_problems,
+    pipeline_checks.find_problems,
     head_settings.find_problems,
     _cpu,
 )

@@ -94,7 +94,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
 
 def _loader_batch(config: DictConfig) -> int:
     """Prompts a fetch of verl's loader takes at least: it drops what does not fill one."""
-    if select(config, "trainer.v1.trainer_mode", "sync") != "sync":
+    if select(config, "trainer.v1.trainer_mode", "sync") not in ("sync", "ppo_off_policy"):
         return 1
     if select(config, "trainer.v1.sampler.sync_refill_failed_groups", False):
         return 1

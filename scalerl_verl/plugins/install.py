@@ -7,7 +7,7 @@ from types import ModuleType
 
 from scalerl_verl.plugins import status
 from scalerl_verl.upstream import registry
-from scalerl_verl.upstream.activation import is_cpu_platform
+from scalerl_verl.upstream.activation import is_active, is_cpu_platform
 from scalerl_verl.upstream.import_hooks import after_import
 from scalerl_verl.upstream.table import VERL_SPECS
 
@@ -25,6 +25,7 @@ def install_verl() -> None:
     after_import("verl.trainer.ppo.core_algos", _register_algorithms)
     after_import("verl.checkpoint_engine.base", _register_checkpoint_engine)
     after_import("verl.experimental.agent_loop", _register_agent_loop)
+    after_import("verl.trainer.ppo.v1", _register_trainers)
     after_import("hydra.core.plugins", _register_search_path)
     registry.on_change.append(status.record)
     status.record("verl")
@@ -42,6 +43,13 @@ def _register_checkpoint_engine(_: ModuleType) -> None:
 
 def _register_agent_loop(_: ModuleType) -> None:
     import scalerl_verl.plugins.agent_loop  # noqa: F401
+
+
+def _register_trainers(_: ModuleType) -> None:
+    # They subclass a good part of verl: a run that does not ask for them shall not depend on their import.
+    if is_active():
+        import scalerl_verl.pipeline.off_policy
+        import scalerl_verl.pipeline.trainer  # noqa: F401
 
 
 def _register_search_path(plugins_module: ModuleType) -> None:

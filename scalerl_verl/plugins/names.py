@@ -33,6 +33,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
     "algorithm": ("scalerl", *OWN_KEYS),
     LOSS_SECTION: LOSS_KEYS,
+    "trainer.v1": ("pipeline_rl", "ppo_off_policy"),
     "trainer.v1.sampler": ("poll_interval",),
     "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),
 }
@@ -41,7 +42,6 @@ _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
 PREFIXES = ("scalerl", "fp32", "fp-32", "float32", "float-32", "torch.float32")
 """Beginnings of values that verl has none of: where one of our names may stand, such a value was meant to be one."""
-PLANNED = frozenset({"pipeline_rl", "ppo_off_policy"})
 
 
 def select(config: DictConfig, path: str, default: Any = None) -> Any:

@@ -18,7 +18,7 @@ from scalerl_verl.upstream.verl import (
     training_step,
     weight_sync,
 )
-from scalerl_verl.upstream.vllm import cpu_linear, head
+from scalerl_verl.upstream.vllm import cpu_linear, engine_versions, head
 
 VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
@@ -34,6 +34,6 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *weight_sync.SPECS,
     *cpu.SPECS,
 )
-VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS, *engine_versions.SPECS)
 
 SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,9 +31,10 @@ def tiny_assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run_verl(tmp_path_factory: pytest.TempPathFactory, tiny_assets: Path) -> RunVerl:
-    """``run_verl(name, *overrides, env=..., folder=..., timeout_s=..., named=...)`` launches main_ppo and waits.
+    """``run_verl(name, *overrides, env=..., folder=..., timeout_s=..., ...)`` launches main_ppo and waits.
 
-    ``named=False`` takes the CPU settings only: a run that uses no name of our algorithm.
+    ``named=False`` takes the CPU settings only: a run that uses no name of our algorithm; ``presets`` replaces both.
+    ``each_second`` is that of `launch_verl`.
     """
 
     def run(
@@ -43,10 +44,12 @@ def run_verl(tmp_path_factory: pytest.TempPathFactory, tiny_assets: Path) -> Run
         folder: Path | None = None,
         timeout_s: float = 600,
         named: bool = True,
+        presets: Sequence[str] = (),
+        each_second: Callable[[set[int]], None] | None = None,
     ) -> VerlRun:
         folder = folder or tmp_path_factory.mktemp(name)
-        lines = [*(NAMED if named else UNNAMED), *overrides]
-        return launch_verl(folder, tiny_assets, lines, {**CPU_ENVIRONMENT, **(env or {})}, timeout_s)
+        lines = [*(presets or (NAMED if named else UNNAMED)), *overrides]
+        return launch_verl(folder, tiny_assets, lines, {**CPU_ENVIRONMENT, **(env or {})}, timeout_s, each_second)
 
     return run
 

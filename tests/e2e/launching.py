@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,9 +106,17 @@ def make_assets(folder: Path) -> Path:
 
 
 def launch_verl(
-    folder: Path, assets: Path, overrides: Sequence[str], env: dict[str, str], timeout_s: float = 600
+    folder: Path,
+    assets: Path,
+    overrides: Sequence[str],
+    env: dict[str, str],
+    timeout_s: float = 600,
+    each_second: Callable[[set[int]], None] | None = None,
 ) -> VerlRun:
-    """Run main_ppo on the tiny model to its end; ends and counts whatever it left behind."""
+    """Run main_ppo on the tiny model to its end; ends and counts whatever it left behind.
+
+    ``each_second`` is called with the ids of the run's processes, to do them harm.
+    """
     probe_dir = folder / "weights"
     probe_dir.mkdir(exist_ok=True)
     run_id = uuid.uuid4().hex
@@ -136,7 +144,10 @@ def launch_verl(
                 if time.monotonic() - wall > timeout_s:
                     raise subprocess.TimeoutExpired(command, timeout_s)
                 segments |= find_shared_memory(run_id)
-                time.sleep(2)
+                for _ in range(2):
+                    if each_second is not None:
+                        each_second({process.pid, *find_processes(run_id)})
+                    time.sleep(1)
     finally:
         seconds = time.monotonic() - wall
         leftover = count_leftover(run_id)

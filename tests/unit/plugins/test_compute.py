@@ -247,6 +247,7 @@ def test_run_without_our_names_has_no_ledger(tmp_path, monkeypatch):
         ({"trainer__v1__trainer_mode": "separate_async", "actor_rollout_ref__rollout__nnodes": 2}, 2 + 8),
         ({"trainer__v1__trainer_mode": "pipeline_rl", "actor_rollout_ref__rollout__nnodes": 2}, 2 + 8),
         ({"trainer__v1__trainer_mode": "colocate_async"}, 2),
+        ({"trainer__v1__trainer_mode": "ppo_off_policy", "actor_rollout_ref__rollout__nnodes": 2}, 2),
         ({"reward__reward_model": {"enable_resource_pool": True, "nnodes": 1, "n_gpus_per_node": 3}}, 2 + 3),
     ],
 )

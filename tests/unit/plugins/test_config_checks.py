@@ -91,10 +91,10 @@ REFUSALS: dict[str, Refusal] = {
         {"algorithm.adv_estimator": "scalerl_adv"},
         ["algorithm.adv_estimator=scalerl_adv does not exist"],
     ),
-    "trainer mode of a later version": (
+    "misspelt trainer mode": (
         "",
-        {"trainer.v1.trainer_mode": "pipeline_rl"},
-        ["trainer.v1.trainer_mode=pipeline_rl is not in this version"],
+        {"trainer.v1.trainer_mode": "pipelinerl"},
+        ["trainer.v1.trainer_mode=pipelinerl does not exist: did you mean pipeline_rl?"],
     ),
     "old trainer": ("recipe", {"trainer.use_v1": False}, ["trainer.use_v1=False", "set trainer.use_v1=True"]),
     "unknown key of our section": (

@@ -65,6 +65,27 @@ def _record_held(module: ModuleType) -> None:
     extension.update_weights_from_ipc = update_weights_from_ipc
 
 
+def _record_batches(module: ModuleType) -> None:
+    """What a pipeline trainer is about to train, row by row: ``batch-<step>.pt``."""
+    trainer = module.PPOTrainerPipelineRL
+    original = trainer._measure
+
+    @functools.wraps(original)
+    def _measure(self: Any, batch: Any) -> Any:
+        import torch
+        import transfer_queue as tq
+
+        fields = ["prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields", "raw_prompt"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        rows = {name: list(data[name].unbind()) for name in fields[:4]}
+        rows.update({name: module.objects_of(data[name]) for name in fields[4:]})
+        rows.update(keys=list(batch.keys), tags=list(batch.tags))
+        torch.save(rows, f"{os.environ['PROBE_DIR']}/batch-{self.global_steps}.pt")
+        return original(self, batch)
+
+    trainer._measure = _measure
+
+
 def _record_gradient(module: ModuleType) -> None:
     original = module.FSDPEngine.optimizer_step
 
@@ -82,6 +103,7 @@ def _record_gradient(module: ModuleType) -> None:
 
 
 if os.environ.get("PROBE_DIR"):
+    after_import("scalerl_verl.pipeline.trainer", _record_batches)
     after_import("verl.workers.engine.fsdp.transformer_impl", _record_sent)
     if os.environ.get("PROBE_TOGGLES"):
         after_import("verl.workers.engine.fsdp.transformer_impl", _record_gradient)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of the pipeline benchmark, from its recorded rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rows import read_rows
+
+COLUMNS = (
+    ("trained tokens/s", "trained_tokens_per_s", "p50", "{:,.0f}"),
+    ("generator idle", "generator_idle_fraction", "p50", "{:.1%}"),
+    ("pause per update p50 ms", "pause_s", "p50", "{:,.0f}"),
+    ("tokens prefilled again per update", "prefilled_again_tokens", "p50", "{:,.0f}"),
+    ("step p50 s", "step_s", "p50", "{:.2f}"),
+    ("step p95 s", "step_s", "p95", "{:.2f}"),
+)
+SIMULATOR = "simulator: "
+RIVAL = "separate_async"
+
+
+def pipeline_table() -> str:
+    """One line a regime and mode of the newest run, then what the simulator makes of it."""
+    rows = read_rows("pipeline")
+    if not rows:
+        return "Not recorded yet: `python benchmarks/bench_pipeline.py`."
+    rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
+    measured = [row for row in rows if not row["impl"].startswith(SIMULATOR)]
+    found = {(row["case"]["regime"], row["impl"], row["metric"]): row for row in measured}
+    names = [name for name, *_ in COLUMNS]
+    lines = [f"| regime | mode | {' | '.join(names)} | of {RIVAL}'s tokens/s |", "|---" * (len(names) + 3) + "|"]
+    noted: dict[str, list[str]] = {}
+    for regime, mode in dict.fromkeys((row["case"]["regime"], row["impl"]) for row in measured):
+        cells = []
+        for _, metric, quantile, form in COLUMNS:
+            row = found.get((regime, mode, metric))
+            scale = 1e3 if metric == "pause_s" else 1
+            cells.append(form.format(row[quantile] * scale) if row else "")
+        speed, rival = (found.get((regime, name, "trained_tokens_per_s")) for name in (mode, RIVAL))
+        cells.append(f"{speed['p50'] / rival['p50']:.2f}" if speed and rival else "")
+        lines.append(f"| {regime} | {mode} | {' | '.join(cells)} |")
+        if speed and "note" in speed:
+            noted.setdefault(speed["note"], []).append(mode)
+    return "\n".join([*lines, "", _footer(measured, noted), *_simulated(rows, found)])
+
+
+def _footer(rows: list[dict[str, Any]], noted: dict[str, list[str]]) -> str:
+    last, case = rows[-1], rows[0]["case"]
+    notes = "".join(f"; while {', '.join(dict.fromkeys(modes))} ran, {note}" for note, modes in noted.items())
+    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm", "torch"))
+    return (
+        f"A random Qwen3-shaped model of {case['layers']} layers and width {case['hidden']:,}, batches of "
+        f"{case['prompts']} prompts x {case['group']}, {case['slots']} sequences at a time, k = {case['k']}; "
+        f"{last['num_devices']} x {last['hardware']}, one host for all{notes}; {versions}; commit "
+        f"`{last['commit'][:10]}`{' (dirty)' if last['dirty'] else ''}; one line of `bench_pipeline.py` a mode."
+    )
+
+
+def _simulated(rows: list[dict[str, Any]], found: dict[tuple[str, str, str], dict[str, Any]]) -> list[str]:
+    """Ratios to the rival, measured and simulated, at the size that was measured and beyond."""
+    simulated = [row for row in rows if row["impl"].startswith(SIMULATOR)]
+    if not simulated:
+        return []
+    speeds = {
+        (row["case"]["regime"], row["case"]["simulated_devices"], row["impl"].removeprefix(SIMULATOR)): row["p50"]
+        for row in simulated
+    }
+    sizes = sorted({devices for _, devices, _ in speeds})
+    head = " | ".join(f"simulated, {devices:,} devices" for devices in sizes)
+    lines = ["", f"| regime | mode, over {RIVAL} | measured | {head} |", "|---" * (len(sizes) + 3) + "|"]
+    for regime, mode in dict.fromkeys((regime, mode) for regime, _, mode in speeds):
+        mine, rival = (found.get((regime, name, "trained_tokens_per_s")) for name in (mode, RIVAL))
+        if mode == RIVAL or not (mine and rival):
+            continue
+        ratios = [f"{speeds[regime, size, mode] / speeds[regime, size, RIVAL]:.2f}" for size in sizes]
+        lines.append(f"| {regime} | {mode} | {mine['p50'] / rival['p50']:.2f} | {' | '.join(ratios)} |")
+    return lines

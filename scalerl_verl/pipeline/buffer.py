@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's replay buffer with the admission rule: what may train, what is started, what is started again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+from scalerl_verl.pipeline.admission import AdmissionRule
+from scalerl_verl.pipeline.groups import GroupWatch
+
+logger = logging.getLogger(__name__)
+HEALTH_INTERVAL_S = 30.0
+"""Seconds between two looks at the generators while the trainer waits for data."""
+
+
+class PipelineReplayBuffer(ReplayBufferAsync):
+    """Batches of whole groups by `AdmissionRule`; validation is verl's.
+
+    verl tags a prompt with the step in which it was handed out; the weights in use then are those of the step before,
+    so a group of step s starts at version s - 1.
+
+    Args:
+        rule: the admission rule.
+        group_size: responses a prompt.
+        watch: attempts and ages of groups.
+        admit: ``admit(num_prompts)`` hands out fresh prompts.
+        reissue: ``reissue(uids)`` starts groups again from nothing, under new ids, which it returns.
+        check_generators: raises if there is nobody left to wait for.
+        num_steps: optimizer steps of the whole run.
+        **kwargs: verl's.
+    """
+
+    def __init__(
+        self,
+        rule: AdmissionRule,
+        group_size: int,
+        watch: GroupWatch,
+        admit: Callable[[int], Any],
+        reissue: Callable[[list[str]], list[str]],
+        check_generators: Callable[[], None],
+        num_steps: Callable[[], int],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._rule, self._group_size, self._watch = rule, group_size, watch
+        self._admit, self._reissue, self._check_generators = admit, reissue, check_generators
+        self._num_steps = num_steps
+        self.counts: Counter[str] = Counter()
+
+    def top_up(self, global_steps: int) -> None:
+        """Start as many groups as the rule allows at this step."""
+        self._sync_metadata_from_transfer_queue()
+        num_untrained = len(self.prompt_global_steps["train"])
+        num = self._rule.num_to_admit(num_untrained, max(0, self._num_steps() - global_steps + 1))
+        if num:
+            self._admit(num)
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
+        """The next batch by the rule; waits for it. Validation goes verl's way."""
+        if partition_id == "val":
+            return super().sample(global_steps, partition_id, batch_size)
+        if batch_size != self._rule.batch_groups:
+            raise ValueError(f"{batch_size} groups were asked for, but a batch has {self._rule.batch_groups}")
+        last_debug = last_look = time.time()
+        while True:
+            self._sync_metadata_from_transfer_queue()
+            self._start_again()
+            self.top_up(global_steps)
+            starts = {uid: step - 1 for uid, step in self.prompt_global_steps["train"].items()}
+            finished = {uid: starts[uid] for uid in self.finished_keys["train"]}
+            running = [start for uid, start in starts.items() if uid not in finished]
+            batch = self._rule.select(global_steps - 1, finished, running)
+            if batch is not None:
+                self._watch.forget(batch)
+                depth = len(finished) - len(batch)
+                metrics = {
+                    "scalerl/pipeline/queue_depth": depth,
+                    "scalerl/pipeline/groups_in_flight": len(running),
+                    **{f"scalerl/pipeline/{name}_sum": self.counts[name] for name in GroupWatch.COUNTS},
+                }
+                self.counts.clear()
+                return self._materialize_batch("train", batch, dict(self.partitions["train"])), metrics
+            if time.time() - last_look > HEALTH_INTERVAL_S:
+                self._check_generators()
+                last_look = time.time()
+            last_debug = self._wait_for_next_poll("train", last_debug)
+
+    def _start_again(self) -> None:
+        """Failed, incomplete and stuck groups: another attempt, or, after too many, gone for good."""
+        sessions = {tuple(key.split("_")[:2]) for key in self.partitions["train"]}  # keys are uid_session_output
+        num_responses = Counter(uid for uid, *_ in sessions)
+        incomplete = {uid for uid in self.finished_keys["train"] if num_responses[uid] < self._group_size}
+        open_groups = self.pending_keys["train"] | self.running_keys["train"]
+        stuck = self._watch.find_stuck(open_groups)
+        failed = self.failure_keys["train"] | incomplete | stuck
+        if not failed:
+            return
+        again, given_up = self._watch.sort_failed(sorted(failed))
+        logger.warning("groups started again: %s; given up: %s", again, given_up)
+        if again:
+            for old, new in zip(again, self._reissue(again), strict=True):
+                self._watch.renew(old, new)
+        self._clear_groups("train", set(failed))
+        self.counts.update({"groups_reissued": len(again), "groups_given_up": len(given_up)})
+        self._sync_metadata_from_transfer_queue()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent loops' way to the generators: a request that hangs or whose generator dies is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+from uuid import uuid4
+
+import ray
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from scalerl_verl.errors import RequestFailedError
+from scalerl_verl.pipeline.settings import pipeline_settings
+
+logger = logging.getLogger(__name__)
+ABORT_TIMEOUT_S = 30.0
+"""Seconds a server has to abort a request that hangs before it is left alone."""
+
+
+class PipelineClient(LLMServerClient):
+    """verl's client with a time-out, without the abort-and-resume of partial rollouts: requests survive updates.
+
+    A second attempt starts from the prompt: its tokens share the one budget of the response, and its versions start
+    with the weights of the moment, so the bound of its group holds as before.
+    """
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> TokenOutput:
+        """Generate one response; ``extra_fields`` gets ``reissues``, the attempts that came to nothing.
+
+        Args:
+            request_id: of the agent loop, for keeping the turns of one conversation on one server.
+            prompt_ids: token ids.
+            sampling_params: verl's sampling parameters.
+            **kwargs: what verl's agent loops pass besides; images, video and audio are refused.
+
+        Raises:
+            RequestFailedError: no attempt gave a result.
+            ValueError: the request carries images, video or audio.
+        """
+        _refuse_media(kwargs)
+        settings = pipeline_settings(self.config)
+        causes: list[str] = []
+        while len(causes) < settings.max_attempts:
+            # Another id for another attempt: the balancer would send the same one to the same server.
+            sticky_id = f"{request_id}-{len(causes)}" if causes else request_id
+            try:
+                priority = int(kwargs.get("priority", 0))
+                output = await self._attempt(
+                    sticky_id, prompt_ids, dict(sampling_params), priority, settings.request_timeout_s
+                )
+            except _AttemptError as error:
+                causes.append(str(error))
+                logger.warning("request %s: attempt %d came to nothing: %s", request_id, len(causes), error)
+                continue
+            output.extra_fields["reissues"] = len(causes)
+            return output
+        raise RequestFailedError(f"request {request_id} failed {len(causes)} times: {'; '.join(causes)}")
+
+    async def _attempt(
+        self, sticky_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], priority: int, timeout_s: float
+    ) -> TokenOutput:
+        server_id, server = await self._acquire_server(
+            sticky_id, prompt_ids=prompt_ids, sampling_params=sampling_params
+        )
+        engine_id = uuid4().hex
+        try:
+            call = server.generate.remote(
+                prompt_ids=prompt_ids, sampling_params=sampling_params, request_id=engine_id, priority=priority
+            )
+            output: TokenOutput = await asyncio.wait_for(_as_coroutine(call), timeout_s)
+        except asyncio.TimeoutError:
+            await self._abort(server, engine_id)
+            raise _AttemptError(f"no result from {server_id} within {timeout_s:g} s") from None
+        except ray.exceptions.RayError as error:
+            if not is_dead_generator(error):
+                raise
+            # Nobody else should be sent there; the weight updater takes it out of its group by itself.
+            await self._load_balancer.remove_servers.remote([server_id])
+            raise _AttemptError(f"generator {server_id} died") from error
+        finally:
+            self._release_server(server_id, request_id=sticky_id)
+        if output.stop_reason == "aborted":
+            raise _AttemptError(f"{server_id} aborted it")
+        return output
+
+    async def _abort(self, server: Any, engine_id: str) -> None:
+        try:
+            answer = await asyncio.wait_for(_as_coroutine(server.abort_request.remote(engine_id)), ABORT_TIMEOUT_S)
+        except (asyncio.TimeoutError, ray.exceptions.RayError) as error:
+            logger.warning("request %s could not be aborted: %r", engine_id, error)
+            return
+        if not answer["aborted"]:
+            logger.warning("request %s could not be aborted: %s", engine_id, answer.get("error", "it is still there"))
+
+
+class _AttemptError(Exception):
+    """An attempt that is worth another one."""
+
+
+def is_dead_generator(error: BaseException) -> bool:
+    """Whether a call failed because the server's process, or the engine behind it, is gone."""
+    if isinstance(error, ray.exceptions.RayActorError):
+        return True
+    # The class is vLLM's, which this process need not have imported.
+    return type(getattr(error, "cause", None)).__name__ == "EngineDeadError"
+
+
+def _refuse_media(given: dict[str, Any]) -> None:
+    media = [key for key in ("image_data", "video_data", "audio_data") if given.get(key)]
+    if media:
+        raise ValueError(
+            f"{', '.join(media)} in a request: vLLM's encoder cache does not know weight versions, so a pipeline run "
+            "takes text only; use another trainer.v1.trainer_mode"
+        )
+
+
+async def _as_coroutine(ref: Any) -> Any:
+    return await ref

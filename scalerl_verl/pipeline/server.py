@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's vLLM server with weight updates that keep every request: pause, swap, resume, versions per token."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import ray
+from verl.single_controller.ray.base import RayClassWithInitArgs
+from verl.workers.rollout.llm_server import LLMServerManager
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from scalerl_verl.errors import WeightSyncError
+from scalerl_verl.pipeline.versions import VersionLog, oldest_version
+from scalerl_verl.upstream.vllm.engine_versions import METHOD
+
+NO_VERSION = -1
+"""Version of the weights that an engine invents before the first update."""
+
+
+def salt_of(version: int) -> str:
+    """``cache_salt`` of requests that start under ``version``: prefixes are shared within one salt only."""
+    return f"weights-{version}"
+
+
+class _Clock:
+    """How long an engine had nothing to do, and what it generated, since the last look."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.num_tokens = self.tokens_lost = 0
+        self._since = self._idle_from = time.perf_counter()
+        self._idle_s = 0.0
+
+    def begin(self) -> None:
+        if self.num_open == 0:
+            self._idle_s += time.perf_counter() - self._idle_from
+        self.num_open += 1
+
+    def end(self) -> None:
+        self.num_open -= 1
+        if self.num_open == 0:
+            self._idle_from = time.perf_counter()
+
+    def take(self, pause_s: float) -> dict[str, float]:
+        """Idle seconds (the pause included), wall seconds, tokens of finished requests and tokens lost; starts anew."""
+        now = time.perf_counter()
+        # A pause of an engine without requests is idle time already.
+        idle_s = self._idle_s + (now - self._idle_from if self.num_open == 0 else pause_s)
+        taken = {
+            "idle_s": idle_s,
+            "wall_s": now - self._since,
+            "generated_tokens": self.num_tokens,
+            "tokens_lost": self.tokens_lost,
+        }
+        self._since = self._idle_from = now
+        self._idle_s, self.num_tokens, self.tokens_lost = 0.0, 0, 0
+        return taken
+
+
+class PipelineHttpServer(vLLMHttpServer):
+    """One vLLM engine of a pipeline run.
+
+    A weight update is `pause_keep`, the loading of weights by others, `finish_update`. Nothing is aborted: requests
+    stay in the engine with their tokens and, unless asked otherwise, their KV.
+    """
+
+    def _post_init(self, cuda_visible_devices: str) -> None:
+        super()._post_init(cuda_visible_devices)
+        self._log = VersionLog(NO_VERSION)
+        self._inner_ids: dict[str, str] = {}
+        self._to_abort: set[str] = set()
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._num_entering = 0
+        self._paused_at: float | None = None
+        self._clock = _Clock()
+
+    async def run_server(self, args: Any) -> None:
+        await super().run_server(args)
+        # An attribute of this one engine: every request enters through it, and nothing of vLLM is changed.
+        self._add_request = self.engine.add_request
+        self.engine.add_request = self._enter
+        # A vLLM without what an update needs shows now, not at the first update.
+        await self._note_swap(NO_VERSION)
+
+    async def _note_swap(self, version: int) -> dict[str, tuple[int, int]]:
+        return dict(await self.engine.engine_core.call_utility_async(METHOD, salt_of(version)))
+
+    async def _enter(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's ``add_request``, never in the middle of a weight update and salted with the version."""
+        while not self._gate.is_set():
+            await self._gate.wait()
+        self._num_entering += 1
+        try:
+            self._log.begin(request_id)
+            salted = {**prompt, "cache_salt": salt_of(self._log.version)}
+            queue = await self._add_request(request_id, salted, *args, **kwargs)
+            # vLLM gives requests ids of its own; this is the one by which its engine knows this request.
+            self._inner_ids[request_id] = queue.request_id
+            return queue
+        finally:
+            self._num_entering -= 1
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict, request_id: str, **kwargs: Any) -> Any:
+        """verl's ``generate``; ``extra_fields`` also holds ``versions``, the runs of (version, tokens)."""
+        self._clock.begin()
+        try:
+            output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+            num_tokens, noted = len(output.token_ids), self._log.num_noted(request_id)
+            if num_tokens < noted or (output.stop_reason == "aborted" and request_id not in self._to_abort):
+                self._clock.tokens_lost += max(noted, num_tokens)
+            runs = self._log.end(request_id, num_tokens)
+        finally:
+            self._log.drop(request_id)
+            self._inner_ids.pop(request_id, None)
+            self._to_abort.discard(request_id)
+            self._clock.end()
+        self._clock.num_tokens += num_tokens
+        output.extra_fields["versions"] = [list(run) for run in runs]
+        output.extra_fields["min_global_steps"] = oldest_version(runs) if runs else self._log.version
+        output.extra_fields["max_global_steps"] = runs[-1][0] if runs else self._log.version
+        return output
+
+    async def pause_keep(self) -> None:
+        """Stop decoding; every request stays where it is."""
+        self._paused_at = time.perf_counter()
+        self._gate.clear()
+        while self._num_entering:  # what is on its way into the engine has to arrive before it is counted
+            await asyncio.sleep(0.001)
+        await self.engine.pause_generation(mode="keep", clear_cache=False)
+
+    async def finish_update(self, version: int, recompute: bool) -> dict[str, float]:
+        """Take note of new weights and go on.
+
+        Args:
+            version: of the weights that were loaded since `pause_keep`.
+            recompute: whether running requests compute their KV again.
+
+        Returns:
+            ``pause_s``, ``kept_requests``, ``recomputed_tokens`` of this update, and since the update before:
+            ``idle_s`` (no request at all, or paused), ``wall_s``, ``generated_tokens``, ``tokens_lost``.
+
+        Raises:
+            WeightSyncError: vLLM would not let go of the old KV.
+        """
+        assert self._paused_at is not None, "finish_update without pause_keep"
+        counts = await self._note_swap(version)
+        if version > self._log.version:  # not when an update is repeated because another generator died in it
+            outer_ids = {inner: outer for outer, inner in self._inner_ids.items()}
+            self._log.update(version, {outer_ids[inner]: n for inner, (n, _) in counts.items() if inner in outer_ids})
+        recomputed = 0
+        if recompute:
+            recomputed = sum(num_computed for _, num_computed in counts.values())
+            if not await self.engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+                raise WeightSyncError("vLLM kept KV of the old weights although it was asked to compute it again")
+        self.global_steps = version
+        await self.engine.resume_generation()
+        self._gate.set()
+        pause_s, self._paused_at = time.perf_counter() - self._paused_at, None
+        update = {"pause_s": pause_s, "kept_requests": len(counts), "recomputed_tokens": recomputed}
+        return {**update, **self._clock.take(pause_s)}
+
+    async def abort_request(self, request_id: str, reset_prefix_cache: bool = False) -> dict[str, Any]:
+        """Abort one request by the id it was sent with; ``aborted`` tells whether the engine has let go of it."""
+        inner_id = self._inner_ids.get(request_id)
+        if inner_id is None:
+            return {"aborted": False, "request_id": request_id, "error": "no such request in this engine"}
+        self._to_abort.add(request_id)
+        await self.engine.abort(inner_id, internal=True)
+        gone = inner_id not in self.engine.output_processor.request_states
+        return {"aborted": gone, "request_id": request_id}
+
+    async def check_alive(self) -> None:
+        """Raises what vLLM raises when its engine is dead."""
+        await self.engine.check_health()
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        """Nothing: `finish_update` sets the version together with everything that depends on it."""
+
+    async def clear_kv_cache(self) -> None:
+        """Nothing: the old prefixes are out of reach by their salt, and running requests need theirs."""
+
+    async def abort_all_requests(self, *_: Any, **__: Any) -> dict[str, Any]:
+        raise WeightSyncError("a pipeline run aborts no request for a weight update; this call has no business here")
+
+
+class PipelineReplica(vLLMReplica):
+    """A replica of such servers, whose workers collect weights before they load them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(PipelineHttpServer)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """verl's rollout worker that can also stage weights."""
+        from scalerl_verl.pipeline.weights import StagingWorker
+
+        return RayClassWithInitArgs(
+            cls=ray.remote(StagingWorker),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )
+
+
+class PipelineServerManager(LLMServerManager):
+    """verl's manager of servers, which launches ours."""
+
+    rollout_replica_class = PipelineReplica

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``trainer.v1.pipeline_rl`` and ``trainer.v1.ppo_off_policy`` as frozen dataclasses; unknown keys are errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from scalerl_verl.errors import ScaleRLConfigError
+
+PIPELINE_SECTION = "trainer.v1.pipeline_rl"
+OFF_POLICY_SECTION = "trainer.v1.ppo_off_policy"
+KV_ON_UPDATE = ("keep", "recompute")
+STAGING = ("device", "host", "none")
+Settings = TypeVar("Settings", bound="PipelineSettings | OffPolicySettings")
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """``trainer.v1.pipeline_rl``.
+
+    Args:
+        max_staleness: k; a token trains a policy that is at most k versions newer than the one that sampled it. 0 is
+            exactly on-policy; the paper finds 4 and 8 alike and takes 8.
+        kv_on_update: ``keep`` lets requests go on with the KV of the old weights; ``recompute`` computes it again
+            under the new ones, which costs a prefill of everything that is in flight.
+        staging: where a generator collects new weights while it generates: ``device`` (needs room for a second copy of
+            the model beside vLLM), ``host``, or ``none``: it pauses for the whole transfer.
+        request_timeout_s: seconds after which a request without a result is aborted and sent again; has to exceed the
+            time of the longest response, waiting for a free slot included.
+        max_attempts: how often a request, and then its group, is tried before it is given up.
+        parameter_sync_step: 1; verl reads this key of the section of every trainer.
+    """
+
+    max_staleness: int = 8
+    kv_on_update: str = "keep"
+    staging: str = "device"
+    request_timeout_s: float = 3600.0
+    max_attempts: int = 3
+    parameter_sync_step: int = 1
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not _is_count(self.max_staleness, 0):
+            problems.append(f"max_staleness={self.max_staleness!r} must be a whole number, 0 (on-policy) or more")
+        for key, allowed in (("kv_on_update", KV_ON_UPDATE), ("staging", STAGING)):
+            if getattr(self, key) not in allowed:
+                problems.append(f"{key}={getattr(self, key)!r}: use one of {', '.join(allowed)}")
+        limit = self.request_timeout_s
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit) or limit <= 0:
+            problems.append(f"request_timeout_s={limit!r} must be a positive number of seconds")
+        if not _is_count(self.max_attempts, 1):
+            problems.append(f"max_attempts={self.max_attempts!r} must be a whole number, 1 or more")
+        if self.parameter_sync_step != 1:
+            problems.append(
+                f"parameter_sync_step={self.parameter_sync_step!r}: every optimizer step is a version of its own that "
+                "goes to the generators at once; leave it 1"
+            )
+        if problems:
+            raise ScaleRLConfigError([f"{PIPELINE_SECTION}.{problem}" for problem in problems])
+
+
+@dataclass(frozen=True)
+class OffPolicySettings:
+    """``trainer.v1.ppo_off_policy``.
+
+    Args:
+        num_updates: k; optimizer steps on each generated batch, each on a k-th part of its prompts.
+        parameter_sync_step: 1; verl reads this key of the section of every trainer.
+    """
+
+    num_updates: int = 8
+    parameter_sync_step: int = 1
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not _is_count(self.num_updates, 1):
+            problems.append(f"{OFF_POLICY_SECTION}.num_updates={self.num_updates!r} must be a whole number, 1 or more")
+        if self.parameter_sync_step != 1:
+            problems.append(
+                f"{OFF_POLICY_SECTION}.parameter_sync_step={self.parameter_sync_step!r}: the updates on a batch are "
+                f"{OFF_POLICY_SECTION}.num_updates; leave this key 1"
+            )
+        if problems:
+            raise ScaleRLConfigError(problems)
+
+
+def read_section(cls: type[Settings], name: str, section: Mapping[str, Any] | None) -> Settings:
+    """Build ``cls`` from a config section (or its absence).
+
+    Args:
+        cls: one of the classes above.
+        name: the section's path, for messages.
+        section: its content.
+
+    Raises:
+        ScaleRLConfigError: an unknown key or value.
+    """
+    given = dict(section or {})
+    known = [field.name for field in fields(cls)]
+    unknown = sorted(set(map(str, given)) - set(known))
+    if unknown:
+        raise ScaleRLConfigError([f"{name}.{key} does not exist: the keys are {', '.join(known)}" for key in unknown])
+    return cls(**given)
+
+
+def pipeline_settings(config: Any) -> PipelineSettings:
+    """The settings of a composed config (a DictConfig or what Ray made of it)."""
+    return read_section(PipelineSettings, PIPELINE_SECTION, _plain(config.trainer.v1.get("pipeline_rl")))
+
+
+def off_policy_settings(config: Any) -> OffPolicySettings:
+    """The settings of a composed config (a DictConfig or what Ray made of it)."""
+    return read_section(OffPolicySettings, OFF_POLICY_SECTION, _plain(config.trainer.v1.get("ppo_off_policy")))
+
+
+def _plain(section: Any) -> Mapping[str, Any] | None:
+    from omegaconf import DictConfig, OmegaConf
+
+    return OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A discrete-event simulator of generators and a trainer under the admission rule, with measured rates.
+
+Generators are replicas that decode up to ``slots`` sequences at once; one decoding step gives each of them a token and
+takes ``step_s + step_s_per_sequence * active`` seconds. The trainer needs ``train_s_per_token`` for a batch and
+``update_s`` for handing over its weights. Four ways of working differ in what a weight update does to the generators:
+
+- ``keep``: a pause of ``pause_s``, nothing else;
+- ``recompute``: the same, then every active sequence is prefilled again at ``prefill_tokens_per_s``;
+- ``abort``: a pause of ``pause_s``, then ``resume_s`` without work (the client's sleep), then the prefill as above;
+- ``sync``: the generators stand still from a complete batch until the next version is there (k = 0).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scalerl_verl.pipeline.admission import AdmissionRule
+from scalerl_verl.pipeline.versions import VersionRuns, count_by_age
+
+WAYS = ("keep", "recompute", "abort", "sync")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one machine does, in seconds; see the module's text for the meaning of each."""
+
+    num_replicas: int = 1
+    slots: int = 64
+    step_s: float = 0.01
+    step_s_per_sequence: float = 0.0
+    train_s_per_token: float = 1e-5
+    update_s: float = 0.0
+    pause_s: float = 0.0
+    resume_s: float = 0.0
+    prefill_tokens_per_s: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if self.num_replicas < 1 or self.slots < 1 or self.step_s <= 0 or self.prefill_tokens_per_s <= 0:
+            raise ValueError(f"{self}: replicas, slots, step_s and prefill_tokens_per_s must be positive")
+
+
+@dataclass
+class Sequence:
+    """One response: its length in tokens, the group it belongs to, and the tokens it has by version."""
+
+    group: int
+    length: int
+    prompt_tokens: int
+    runs: VersionRuns = field(default_factory=list)
+    start_count: float = 0.0
+    done: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a simulated run did.
+
+    Args:
+        seconds: simulated time until the last step.
+        trained_tokens: tokens of all trained batches.
+        ages: age in versions -> trained tokens.
+        generator_idle: fraction of slot-seconds without a sequence, pauses included.
+        trainer_idle: fraction of the time in which the trainer waits for data.
+        prefilled_again: tokens whose KV was computed a second time.
+        wasted_tokens: tokens that were generated and never trained.
+        trained_groups: groups in the order they were trained.
+    """
+
+    seconds: float
+    trained_tokens: int
+    ages: Counter[int]
+    generator_idle: float
+    trainer_idle: float
+    prefilled_again: int
+    wasted_tokens: int
+    trained_groups: list[int]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens per simulated second."""
+        return self.trained_tokens / self.seconds
+
+
+class _Replica:
+    """One engine: virtual token count per active sequence, so that a whole stretch of decoding is one event."""
+
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
+        self.queue: list[Sequence] = []
+        self.active: list[tuple[float, int, Sequence]] = []
+        self.count = 0.0
+        self.now = 0.0
+        self.blocked_until = 0.0
+        self.busy_slot_s = 0.0
+        self._tie = 0
+
+    def step_time(self) -> float:
+        return self.rates.step_s + self.rates.step_s_per_sequence * len(self.active)
+
+    def advance(self, now: float) -> None:
+        """Decode until ``now``."""
+        start = max(self.now, min(self.blocked_until, now))
+        if self.active and now > start:
+            self.count += (now - start) / self.step_time()
+            self.busy_slot_s += (now - start) * len(self.active)
+        self.now = now
+
+    def next_finish(self) -> float | None:
+        if not self.active:
+            return None
+        left = max(0.0, self.active[0][0] - self.count)
+        return max(self.now, self.blocked_until) + left * self.step_time()
+
+    def fill(self) -> None:
+        while self.queue and len(self.active) < self.rates.slots:
+            sequence = self.queue.pop(0)
+            sequence.start_count = self.count
+            self._tie += 1
+            heapq.heappush(self.active, (self.count + sequence.length, self._tie, sequence))
+
+    def pop_finished(self) -> Sequence:
+        target, _, sequence = heapq.heappop(self.active)
+        self.count = max(self.count, target)
+        return sequence
+
+    def sampled(self, sequence: Sequence) -> int:
+        return min(sequence.length, int(self.count - sequence.start_count + 1e-9))
+
+
+class Simulation:
+    """One run of ``num_steps`` optimizer steps.
+
+    Args:
+        rule: the admission rule (k = 0 for ``way="sync"``).
+        rates: speeds of the machines.
+        way: one of `WAYS`.
+        group_size: responses a prompt.
+        draw_length: a random generator -> tokens of a response (1 or more).
+        prompt_tokens: tokens of a prompt, for the cost of prefilling again.
+        seed: of the lengths.
+        fail_probability: chance that a finished group has failed and is started again from nothing.
+    """
+
+    def __init__(
+        self,
+        rule: AdmissionRule,
+        rates: Rates,
+        way: str,
+        group_size: int,
+        draw_length: Callable[[random.Random], int],
+        prompt_tokens: int = 0,
+        seed: int = 0,
+        fail_probability: float = 0.0,
+    ) -> None:
+        if way not in WAYS:
+            raise ValueError(f"way={way!r}: use one of {', '.join(WAYS)}")
+        if way == "sync" and rule.max_staleness:
+            raise ValueError(f"way='sync' is on-policy: max_staleness={rule.max_staleness} must be 0")
+        if not 0.0 <= fail_probability < 1.0:
+            raise ValueError(f"fail_probability={fail_probability} must be in [0, 1): a group must be able to finish")
+        self.rule, self.rates, self.way, self.group_size = rule, rates, way, group_size
+        self.draw_length, self.prompt_tokens, self.fail_probability = draw_length, prompt_tokens, fail_probability
+        self.random = random.Random(seed)
+        self.replicas = [_Replica(rates) for _ in range(rates.num_replicas)]
+        self.version = 0
+        self.start: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}
+        self.finished: dict[int, list[Sequence]] = {}
+        self.partial: dict[int, list[Sequence]] = {}
+        self.prefilled_again = self.wasted_tokens = self._next = 0
+
+    def run(self, num_steps: int) -> Outcome:
+        """Simulate; returns when the trainer has finished its last step.
+
+        Raises:
+            RuntimeError: nothing can happen any more (a deadlock), or the rule was broken.
+        """
+        now = trainer_idle = 0.0
+        ages: Counter[int] = Counter()
+        trained: list[int] = []
+        for step in range(num_steps):
+            self._admit(num_steps - step)
+            asked = now
+            while (batch := self._select()) is None:
+                self._admit(num_steps - step)
+                now = self._next_event(now)
+            trainer_idle += now - asked
+            sequences = [sequence for group in batch for sequence in self.finished.pop(group)]
+            for group in batch:
+                del self.start[group]
+            for sequence in sequences:
+                ages.update(count_by_age(sequence.runs, self.version))
+            trained += batch
+            now = self._run_until(now, now + self.rates.train_s_per_token * sum(s.length for s in sequences))
+            now = self._run_until(now, now + self.rates.update_s)
+            self._update_weights(now)
+        self.wasted_tokens += sum(s.length for group in self.finished.values() for s in group)
+        busy = sum(replica.busy_slot_s for replica in self.replicas)
+        slot_s = now * self.rates.slots * len(self.replicas)
+        return Outcome(
+            now, sum(ages.values()), ages, 1 - busy / slot_s, trainer_idle / now, self.prefilled_again,
+            self.wasted_tokens, trained,
+        )  # fmt: skip
+
+    def _select(self) -> list[int] | None:
+        done = {group: self.start[group] for group in self.finished}
+        running = [start for group, start in self.start.items() if group not in self.finished]
+        return self.rule.select(self.version, done, running)
+
+    def _admit(self, num_steps_left: int) -> None:
+        for _ in range(self.rule.num_to_admit(len(self.start), num_steps_left)):
+            self._begin(self._next)
+            self._next += 1
+
+    def _begin(self, group: int) -> None:
+        self.start[group], self.waiting[group] = self.version, self.group_size
+        for _ in range(self.group_size):
+            replica = min(self.replicas, key=lambda r: len(r.active) + len(r.queue))
+            replica.queue.append(Sequence(group, max(1, self.draw_length(self.random)), self.prompt_tokens))
+            replica.fill()
+
+    def _next_event(self, now: float) -> float:
+        """Go to the next finished sequence and take it; returns its time."""
+        times = [(time, i) for i, r in enumerate(self.replicas) if (time := r.next_finish()) is not None]
+        if not times:
+            raise RuntimeError(f"deadlock at version {self.version}: {len(self.start)} groups, none of them running")
+        now, index = max(now, min(times)[0]), min(times)[1]
+        for replica in self.replicas:
+            replica.advance(now)
+        self._finish(self.replicas[index])
+        return now
+
+    def _run_until(self, now: float, end: float) -> float:
+        """Generate while the trainer is busy."""
+        if self.way == "sync":
+            for replica in self.replicas:
+                replica.advance(now)
+                replica.blocked_until = max(replica.blocked_until, end)
+            return end
+        while (times := [t for r in self.replicas if (t := r.next_finish()) is not None]) and min(times) <= end:
+            now = self._next_event(now)
+        for replica in self.replicas:
+            replica.advance(end)
+        return end
+
+    def _finish(self, replica: _Replica) -> None:
+        sequence = replica.pop_finished()
+        self._note(sequence, sequence.length)
+        self.waiting[sequence.group] -= 1
+        self.partial.setdefault(sequence.group, []).append(sequence)
+        if not self.waiting[sequence.group]:
+            sequences = self.partial.pop(sequence.group)
+            if self.random.random() < self.fail_probability:
+                self.wasted_tokens += sum(s.length for s in sequences)
+                self._begin(sequence.group)
+            else:
+                self.finished[sequence.group] = sequences
+        replica.fill()
+
+    def _note(self, sequence: Sequence, num_tokens: int) -> None:
+        if num_tokens > sequence.done:
+            sequence.runs.append((self.version, num_tokens - sequence.done))
+            sequence.done = num_tokens
+
+    def _update_weights(self, now: float) -> None:
+        for replica in self.replicas:
+            replica.advance(now)
+            kept = 0
+            for _, _, sequence in replica.active:
+                self._note(sequence, replica.sampled(sequence))
+                kept += sequence.prompt_tokens + sequence.done
+            lost = self.rates.pause_s
+            if self.way in ("recompute", "abort"):
+                self.prefilled_again += kept
+                lost += kept / self.rates.prefill_tokens_per_s
+            if self.way == "abort":
+                lost += self.rates.resume_s
+            replica.blocked_until = max(replica.blocked_until, now + lost)
+        self.version += 1

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``trainer.v1.trainer_mode=pipeline_rl``: verl's V1 training loop over generators that never stop.
+
+It extends verl's base trainer, not separate_async: that one's way of updating weights (abort, resume) and of lending
+the trainer's GPUs to generation is exactly what this mode does without.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import NonTensorData
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.debug import marked_timer
+
+from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.pipeline.admission import AdmissionRule
+from scalerl_verl.pipeline.batch import measure_batch
+from scalerl_verl.pipeline.groups import GroupWatch
+from scalerl_verl.pipeline.settings import pipeline_settings
+from scalerl_verl.upstream.registry import require_checked_run
+
+
+@register_trainer("pipeline_rl")
+class PPOTrainerPipelineRL(PPOTrainer):
+    """PipelineRL-k: one optimizer step a version, versions go out at once, no data older than k versions."""
+
+    _enable_hybrid_replicas = False  # read by verl's base class: no inference engine on the training devices
+
+    def __init__(self, config: DictConfig) -> None:
+        require_checked_run("trainer.v1.trainer_mode=pipeline_rl")
+        self._settings = pipeline_settings(config)
+        self._loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+        self._wait_s = 0.0
+        self._step_ended_at: float | None = None
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> Any:
+        from scalerl_verl.pipeline.buffer import PipelineReplayBuffer
+
+        settings, sampler = self._settings, self.config.trainer.v1.sampler
+        # A group has its requests' attempts one after the other, and some time for rewards.
+        group_timeout_s = (settings.max_attempts + 1) * settings.request_timeout_s
+        return PipelineReplayBuffer(
+            AdmissionRule(self.config.data.train_batch_size, settings.max_staleness),
+            group_size=self.config.actor_rollout_ref.rollout.n,
+            watch=GroupWatch(settings.max_attempts, group_timeout_s),
+            admit=self._add_prompts_to_generate,
+            reissue=self._reissue_groups,
+            check_generators=lambda: self.weight_updater.check_generators(),
+            num_steps=lambda: self.total_training_steps,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.pipeline_rl,
+            # Staleness is the rule's business: verl's own limit is off.
+            max_off_policy_threshold=None,
+            max_off_policy_strategy="wait",
+            sampler_kwargs=sampler.sampler_kwargs,
+        )
+
+    def _setup(self) -> None:
+        super()._setup()
+        if self.processor is not None:
+            raise ScaleRLConfigError(
+                [
+                    "actor_rollout_ref.model.path is a multimodal model: vLLM's encoder cache does not know weight "
+                    "versions, so trainer.v1.trainer_mode=pipeline_rl takes text models only; use another trainer_mode"
+                ]
+            )
+        from scalerl_verl.pipeline.server import PipelineServerManager
+        from scalerl_verl.pipeline.weights import WeightUpdater
+
+        self.rollout_servers = PipelineServerManager.create(config=self.config)
+        self.weight_updater = WeightUpdater(
+            config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
+            actor_wg=self.actor_rollout_wg,
+            replicas=self.rollout_servers.get_replicas(),
+            settings=self._settings,
+            on_lost=self._remove_from_balancer,
+        )
+
+    def _remove_from_balancer(self, replicas: Sequence[Any]) -> None:
+        addresses = [replica.server_address for replica in replicas]
+        ray.get(self.rollout_servers.global_load_balancer.remove_servers.remote(addresses))
+
+    def get_llm_client(self) -> Any:
+        """The agent loops' client."""
+        from scalerl_verl.pipeline.client import PipelineClient
+
+        return self.rollout_servers.get_client(client_cls=PipelineClient)
+
+    def _rollout_server_managers(self) -> list:
+        return [self.rollout_servers]
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        rollout = self.config.actor_rollout_ref.rollout
+        return int(self.resource_pool_manager.get_n_gpus() + rollout.nnodes * rollout.n_gpus_per_node)
+
+    def on_init_end(self) -> None:
+        """The generators get the first (or the resumed) version."""
+        if self.config.actor_rollout_ref.actor.policy_loss.loss_mode != self._loss_mode:
+            raise ScaleRLConfigError(
+                [
+                    f"verl replaced actor_rollout_ref.actor.policy_loss.loss_mode={self._loss_mode} by "
+                    f"{self.config.actor_rollout_ref.actor.policy_loss.loss_mode}: report this verl version"
+                ]
+            )
+        self.weight_updater.update_weights(self.global_steps)
+        _clear_orphans()
+
+    def prepare_step(self) -> dict:
+        """Start what the rule allows under the version that is about to be trained."""
+        self.replay_buffer.top_up(self.global_steps)
+        return {}
+
+    def on_step_begin(self) -> None:
+        if self._step_ended_at is None:
+            self._step_ended_at = time.perf_counter()
+
+    def on_sample_begin(self) -> None:
+        self._wait_s = -time.perf_counter()
+
+    def on_sample_end(self) -> None:
+        self._wait_s += time.perf_counter()
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
+        metrics.update(self._measure(batch))
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _measure(self, batch: Any) -> dict[str, float]:
+        """Check that no token of the batch is too old; padding rows are copies."""
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+        data = tq.kv_batch_get(
+            keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields", "response_mask"]
+        )
+        extras = objects_of(data["extra_fields"])
+        num_sampled = [int(mask.sum()) for mask in data["response_mask"].unbind()]
+        rows = [(extra.get("versions"), count) for extra, count in zip(extras, num_sampled, strict=True)]
+        reissues = [int(extra.get("reissues", 0)) for extra in extras]
+        return measure_batch(rows, self.global_steps - 1, self._settings.max_staleness, reissues)
+
+    def on_step_end(self) -> None:
+        """The new version goes to the generators, which go on meanwhile."""
+        if self.prev_step_profile:
+            self._stop_rollout_profiling()
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            metrics = dict(self.weight_updater.update_weights(self.global_steps))
+        now = time.perf_counter()
+        assert self._step_ended_at is not None
+        metrics["scalerl/pipeline/trainer_idle_fraction"] = self._wait_s / (now - self._step_ended_at)
+        self._step_ended_at = now
+        self._pending_sync_metrics = metrics
+
+    def _reissue_groups(self, uids: list[str]) -> list[str]:
+        """Start groups again from their stored prompts, under new ids: an old attempt that comes back finds nothing.
+
+        Returns:
+            The new ids, in the order of the old ones.
+        """
+        batch = tq.kv_batch_get(keys=uids, partition_id="train")
+        new = [str(uuid.uuid4()) for _ in uids]
+        batch.pop("uid", None)
+        fresh = {"uid": np.array(new, dtype=object)}
+        batch = tu.get_tensordict({**{key: batch[key] for key in batch.keys()}, **fresh})  # noqa: SIM118
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        self._submit_batch_to_rollout(batch)
+        return new
+
+
+def objects_of(column: Any) -> list[Any]:
+    """The Python objects of a non-tensor column, whichever way verl's TransferQueue returned them."""
+    values = column.tolist() if hasattr(column, "tolist") else list(column)
+    return [value.data if isinstance(value, NonTensorData) else value for value in values]
+
+
+def _clear_orphans() -> None:
+    """Drop rows of a restored queue whose prompt is not there any more: they trained before the checkpoint was made."""
+    rows = (tq.kv_list("train") or {}).get("train", {})
+    prompts = {key for key, tag in rows.items() if tag.get("is_prompt", False)}
+    orphans = [key for key in rows if key not in prompts and key.split("_", 1)[0] not in prompts]
+    if orphans:
+        tq.kv_clear(keys=orphans, partition_id="train")

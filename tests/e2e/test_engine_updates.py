@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight updates under running requests, on a real vLLM engine (CPU) behind our server class, without Ray or a trainer.
+
+The server is made without verl's constructor, which wants a Ray actor around it; everything from `generate` on is the
+real thing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.launching import CPU_ENVIRONMENT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+CHECKS = (
+    "prefix of the same version is reused",
+    "prefix of older weights is not reused",
+    "waiting request starts under the new weights with a fresh prefix",
+    "reset_prefix_cache alone does nothing while requests are kept",
+    "kept requests span versions and lose nothing",
+    "log-probs equal those recomputed piecewise",
+    "recompute prefills running requests again",
+    "log-probs after recompute are those of the new weights",
+    "abort by our id ends the request in the engine",
+    "abort of an unknown id says so",
+)
+
+
+@pytest.fixture(scope="module")
+def passed(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Check -> what was seen, printed by one process that holds the engine."""
+    env = {**os.environ, **CPU_ENVIRONMENT, "SCALERL_VERL_ACTIVE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [sys.executable, "-m", "tests.e2e.engine_updates", str(tiny_assets / "model")]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=500, cwd=Path(__file__).resolve().parents[2]
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    lines = [line.removeprefix("PASSED ") for line in done.stdout.splitlines() if line.startswith("PASSED ")]
+    return dict(line.split(" | ", 1) for line in lines)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_update(check: str, passed: dict[str, str]) -> None:
+    assert check in passed, f"not reached; reached: {sorted(passed)}"
+
+
+def test_no_check_is_forgotten(passed: dict[str, str]) -> None:
+    assert set(passed) == set(CHECKS)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The staleness bound as an invariant: random schedules, failures and restarts, against the simulator and by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scalerl_verl.pipeline import AdmissionRule
+from scalerl_verl.pipeline.simulator import Outcome, Rates, Simulation
+
+KINDS_OF_LENGTHS = {
+    "equal": lambda rng: 20,
+    "uniform": lambda rng: rng.randint(1, 60),
+    "heavy": lambda rng: min(2000, int(rng.paretovariate(0.8) * 5)),
+    "two": lambda rng: rng.choice([1, 400]),
+}
+
+
+def simulate(k: int, way: str = "keep", num_steps: int = 12, **changes: object) -> Outcome:
+    arguments: dict = {
+        "rates": Rates(num_replicas=2, slots=4, step_s=0.01, train_s_per_token=1e-3, update_s=0.05, pause_s=0.01),
+        "group_size": 3,
+        "lengths": "heavy",
+        "seed": 0,
+        "batch_groups": 4,
+        "fail_probability": 0.0,
+        **changes,
+    }
+    rule = AdmissionRule(arguments.pop("batch_groups"), k)
+    draw = KINDS_OF_LENGTHS[arguments.pop("lengths")]
+    return Simulation(rule, way=way, draw_length=draw, **arguments).run(num_steps)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    k=st.integers(0, 9),
+    batch_groups=st.integers(1, 6),
+    group_size=st.integers(1, 4),
+    replicas=st.integers(1, 4),
+    slots=st.integers(1, 16),
+    train_s=st.sampled_from([0.0, 1e-4, 1e-2, 1.0]),
+    update_s=st.sampled_from([0.0, 0.1, 5.0]),
+    way=st.sampled_from(["keep", "recompute", "abort"]),
+    lengths=st.sampled_from(sorted(KINDS_OF_LENGTHS)),
+    fail_probability=st.sampled_from([0.0, 0.1, 0.6]),
+    seed=st.integers(0, 10**6),
+)
+def test_no_trained_token_is_older_than_k_and_nothing_deadlocks(
+    k, batch_groups, group_size, replicas, slots, train_s, update_s, way, lengths, fail_probability, seed
+) -> None:
+    rates = Rates(replicas, slots, 0.01, 0.0, train_s, update_s, pause_s=0.01, resume_s=0.2, prefill_tokens_per_s=1e4)
+    num_steps = 8
+    outcome = simulate(
+        k, way, num_steps, rates=rates, batch_groups=batch_groups, group_size=group_size, lengths=lengths, seed=seed,
+        fail_probability=fail_probability,
+    )  # fmt: skip
+    assert max(outcome.ages) <= k and min(outcome.ages) >= 0
+    assert len(set(outcome.trained_groups)) == len(outcome.trained_groups) == num_steps * batch_groups
+    if not fail_probability:
+        assert outcome.wasted_tokens == 0, "every generated token is trained"
+        assert sorted(outcome.trained_groups) == list(range(num_steps * batch_groups)), "no prompt is skipped"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_every_reachable_state_fulfils_the_inequality(data: st.DataObject) -> None:
+    """Starts, finishes in any order, restarts and losses of groups in any order that the rule allows."""
+    k, batch_groups = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 3))
+    rule = AdmissionRule(batch_groups, k)
+    running: dict[int, int] = {}
+    finished: dict[int, int] = {}
+    version = next_group = 0
+    for _ in range(data.draw(st.integers(1, 60))):
+        action = data.draw(st.sampled_from(["admit", "finish", "restart", "lose", "train"]))
+        if action == "admit":
+            for _ in range(data.draw(st.integers(0, rule.num_to_admit(len(running) + len(finished))))):
+                running[next_group] = version
+                next_group += 1
+        elif action == "finish" and running:
+            group = data.draw(st.sampled_from(sorted(running)))
+            finished[group] = running.pop(group)
+        elif action == "restart" and running:
+            running[data.draw(st.sampled_from(sorted(running)))] = version
+        elif action == "lose" and running:
+            del running[data.draw(st.sampled_from(sorted(running)))]
+        elif action == "train":
+            batch = rule.select(version, finished, running.values())
+            if batch is None:
+                continue
+            assert len(batch) == batch_groups
+            assert all(version - finished.pop(group) <= k for group in batch)
+            version += 1
+        assert rule.holds(version, Counter([*running.values(), *finished.values()]))
+    if len(running) + len(finished) >= batch_groups:
+        assert rule.select(version, {**running, **finished}, []), "once everything has finished, the trainer goes on"
+
+
+def test_k_0_is_exactly_on_policy() -> None:
+    assert set(simulate(0).ages) == {0}
+
+
+def test_the_bound_is_reached_and_not_one_less() -> None:
+    """A bound that is off by one would show as k - 1 here."""
+    slow_trainer = Rates(num_replicas=1, slots=64, step_s=0.001, train_s_per_token=1.0)
+    for k in (1, 2, 8):
+        assert max(simulate(k, num_steps=30, rates=slow_trainer).ages) == k
+
+
+def test_a_straggler_that_would_become_too_old_is_waited_for() -> None:
+    rule = AdmissionRule(batch_groups=2, max_staleness=1)
+    finished = {"a": 0, "b": 0, "c": 0}
+    assert rule.select(0, finished, running=[0]) == ["a", "b"], "the straggler can still train with version 1"
+    assert rule.select(1, {"c": 0, "e": 1, "f": 1}, running=[0]) is None, "at version 2 it would be too old"
+    assert rule.select(1, {"c": 0, "d": 0, "e": 1}, running=[1]) == ["c", "d"]
+
+
+def test_the_oldest_train_first() -> None:
+    rule = AdmissionRule(batch_groups=1, max_staleness=3)
+    assert rule.select(3, {"young": 3, "old": 1, "older": 0}, running=[]) == ["older"]
+
+
+def test_data_that_broke_the_rule_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="not admitted by this rule"):
+        AdmissionRule(batch_groups=1, max_staleness=0).select(1, {"old": 0}, running=[])
+
+
+def test_no_group_starts_for_a_step_that_will_not_come() -> None:
+    rule = AdmissionRule(batch_groups=4, max_staleness=3)
+    assert rule.num_to_admit(0) == 16
+    assert rule.num_to_admit(0, num_steps_left=2) == 8
+    assert rule.num_to_admit(7, num_steps_left=1) == 0
+
+
+@pytest.mark.parametrize("arguments", [(0, 0), (1, -1)])
+def test_values_without_a_meaning_are_refused(arguments: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="or more"):
+        AdmissionRule(*arguments)
+
+
+def test_staleness_buys_throughput_and_keeping_beats_aborting() -> None:
+    """The order the simulator exists to predict: generation-bound, uneven responses, frequent updates."""
+    rates = Rates(
+        num_replicas=2, slots=8, step_s=0.01, train_s_per_token=2e-4, update_s=0.1, pause_s=0.01, resume_s=1.0,
+        prefill_tokens_per_s=2e3,
+    )  # fmt: skip
+    done = {
+        (way, k): simulate(k, way, 30, rates=rates, prompt_tokens=50)
+        for way, k in [("keep", 4), ("keep", 0), ("recompute", 4), ("abort", 4), ("sync", 0)]
+    }
+    speed = {key: outcome.tokens_per_s for key, outcome in done.items()}
+    assert speed["keep", 4] > speed["recompute", 4] > speed["abort", 4]
+    assert speed["keep", 4] > speed["keep", 0] >= speed["sync", 0]
+    assert done["keep", 4].prefilled_again == 0 < done["abort", 4].prefilled_again
+
+
+def test_speed_equals_the_rates_where_arithmetic_can_tell() -> None:
+    """One replica, equal lengths, a trainer that costs nothing: 4 groups x 3 in 12 slots, 20 tokens at 10 ms each."""
+    outcome = simulate(0, "sync", 5, rates=Rates(1, 12, 0.01, 0.0, 0.0), lengths="equal")
+    assert outcome.seconds == pytest.approx(5 * 20 * 0.01)
+    assert outcome.trained_tokens == 5 * 12 * 20
+    assert outcome.generator_idle == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("changes", [{"way": "hope"}, {"way": "sync", "k": 1}, {"fail_probability": 1.0}])
+def test_simulations_without_a_meaning_are_refused(changes: dict) -> None:
+    with pytest.raises(ValueError):
+        simulate(**{"k": 0, **changes})
+
+
+def test_rates_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        Rates(slots=0)

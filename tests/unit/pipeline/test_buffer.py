@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay buffer: which groups train, which are started, which are started again.
+
+TransferQueue is a stub here, a dictionary: the real one needs Ray, and the end-to-end runs use it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scalerl_verl.platform.vllm_alias import install_vllm_alias
+
+install_vllm_alias()
+
+from verl.trainer.ppo.v1 import replay_buffer as verl_buffer  # noqa: E402
+
+from scalerl_verl.pipeline.admission import AdmissionRule  # noqa: E402
+from scalerl_verl.pipeline.buffer import PipelineReplayBuffer  # noqa: E402
+from scalerl_verl.pipeline.groups import GroupWatch  # noqa: E402
+
+GROUP_SIZE = 2
+
+
+class World:
+    """Prompts with their state, and a script of what happens while the trainer waits."""
+
+    def __init__(self, batch_groups: int, k: int, monkeypatch: pytest.MonkeyPatch, num_steps: int = 100) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.count, self.step = 0, 1
+        self.waits: list[Any] = []
+        self.now = 0.0
+        self.health_checks = 0
+        monkeypatch.setattr(verl_buffer, "tq", self)
+        self.buffer = PipelineReplayBuffer(
+            AdmissionRule(batch_groups, k),
+            group_size=GROUP_SIZE,
+            watch=GroupWatch(max_attempts=2, timeout_s=50.0, clock=lambda: self.now),
+            admit=self.admit,
+            reissue=self.reissue,
+            check_generators=self.check,
+            num_steps=lambda: num_steps,
+            trainer_mode="pipeline_rl",
+            trainer_config={},
+            max_off_policy_threshold=None,
+            max_off_policy_strategy="wait",
+            sampler_kwargs={},
+        )
+        monkeypatch.setattr(self.buffer, "_wait_for_next_poll", self.wait)
+
+    # What the buffer asks of TransferQueue.
+    def kv_list(self, partition: str | None = None) -> dict[str, dict]:
+        return {"train": {key: dict(tag) for key, tag in self.rows.items()}}
+
+    def kv_clear(self, keys: list[str], partition_id: str) -> None:
+        for key in keys:
+            self.rows.pop(key, None)
+
+    # What it asks of the trainer.
+    def admit(self, num: int) -> None:
+        for _ in range(num):
+            self.rows[f"g{self.count}"] = {"is_prompt": True, "status": "pending", "global_steps": self.step}
+            self.count += 1
+
+    def reissue(self, uids: list[str]) -> list[str]:
+        new = [f"{uid}.again" for uid in uids]
+        for uid in new:
+            self.rows[uid] = {"is_prompt": True, "status": "pending", "global_steps": self.step}
+        return new
+
+    def check(self) -> None:
+        self.health_checks += 1
+
+    def wait(self, partition: str, last: float) -> float:
+        assert self.waits, f"the trainer waits and nothing more will happen: {self.rows}"
+        self.waits.pop(0)()
+        return last
+
+    def finish(self, *uids: str, status: str = "finished", num: int = GROUP_SIZE) -> None:
+        for uid in uids:
+            self.rows[uid]["status"] = status
+            for session in range(num):
+                self.rows[f"{uid}_{session}_0"] = {"status": "success"}
+
+    def sample(self, step: int) -> tuple[list[str], dict]:
+        self.step = step
+        batch, metrics = self.buffer.sample(step, "train", self.buffer._rule.batch_groups)
+        assert all(key.count("_") == 2 for key in batch.keys), "only rows of responses go to the trainer"
+        groups = sorted({key.split("_")[0] for key in batch.keys})
+        for key in batch.keys:
+            self.rows.pop(key)
+        return groups, {name.removeprefix("scalerl/pipeline/"): value for name, value in metrics.items()}
+
+
+def test_groups_are_started_up_to_the_bound_and_the_oldest_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2, 1, monkeypatch)
+    world.waits = [lambda: world.finish("g3", "g1"), lambda: world.finish("g0")]
+    groups, metrics = world.sample(1)
+    assert groups == ["g1", "g3"] and world.count == 4, "B * (k + 1) groups; the first two to end may train"
+    assert metrics["groups_in_flight"] == 2 and metrics["queue_depth"] == 0
+    world.waits.append(lambda: world.finish("g2"))
+    assert world.sample(2)[0] == ["g0", "g2"], "at version 1 groups of version 0 train or never"
+    assert world.count == 6
+
+
+def test_straggler_of_the_last_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1, 1, monkeypatch)
+    world.waits = [lambda: world.finish("g1")]
+    assert world.sample(1)[0] == ["g1"]
+    world.step = 2
+    world.buffer.top_up(2)
+    world.finish("g2")
+    world.waits = [lambda: None, lambda: world.finish("g0")]
+    assert world.sample(2)[0] == ["g0"], "g2 is complete, but g0 would be too old for the step after"
+
+
+def test_k_0_starts_one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a staleness bound of 0 is off by one."""
+    world = World(3, 0, monkeypatch)
+    for step in (1, 2):
+        names = [f"g{world.count + i}" for i in range(3)]
+        world.waits = [lambda names=names: world.finish(*names)]
+        assert world.sample(step)[0] == sorted(names)
+        assert world.count == 3 * step and world.rows == {}
+
+
+def test_nothing_is_started_for_steps_that_will_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2, 3, monkeypatch, num_steps=1)
+    world.waits = [lambda: world.finish("g0", "g1")]
+    world.sample(1)
+    assert world.count == 2
+
+
+def test_failed_group_is_started_again_then_given_up_and_never_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1, 0, monkeypatch)
+    world.waits = [
+        lambda: world.finish("g0", status="failure", num=1),
+        lambda: world.finish("g0.again", status="failure", num=0),
+        lambda: world.finish("g1"),
+    ]
+    groups, metrics = world.sample(1)
+    assert groups == ["g1"] and metrics["groups_reissued_sum"] == 1 and metrics["groups_given_up_sum"] == 1
+    assert world.rows == {}, "rows of failed attempts are gone"
+
+
+def test_group_with_a_missing_response_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1, 0, monkeypatch)
+    world.waits = [lambda: world.finish("g0", num=1), lambda: world.finish("g0.again")]
+    assert world.sample(1)[0] == ["g0.again"]
+
+
+def test_lost_group_stuck_in_running_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a lost uid stuck in "running" blocks sampling for ever. Its old attempt comes back late, too."""
+    world = World(1, 0, monkeypatch)
+
+    def run() -> None:
+        world.rows["g0"]["status"] = "running"
+
+    def pass_time() -> None:
+        world.now = 60.0
+
+    def come_back() -> None:
+        world.rows["g0"] = {"status": "finished"}
+        world.rows["g0_0_0"] = {"status": "success"}
+
+    world.waits = [run, pass_time, come_back, lambda: world.finish("g0.again")]
+    groups, metrics = world.sample(1)
+    assert groups == ["g0.again"] and metrics["groups_reissued_sum"] == 1
+
+
+def test_generators_are_looked_at_while_the_trainer_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scalerl_verl.pipeline import buffer
+
+    monkeypatch.setattr(buffer, "HEALTH_INTERVAL_S", -1.0)
+    world = World(1, 0, monkeypatch)
+    world.waits = [lambda: None, lambda: world.finish("g0")]
+    world.sample(1)
+    assert world.health_checks == 2
+
+
+def test_another_batch_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="3 groups were asked for, but a batch has 2"):
+        World(2, 0, monkeypatch).buffer.sample(1, "train", 3)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that hang, generators that die: sent again, counted, and refused only after every attempt.
+
+The servers and the balancer are stubs: Ray actors that hang or die on request cannot be had in a unit test; the
+end-to-end fault tests kill real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from omegaconf import OmegaConf
+
+from scalerl_verl.platform.vllm_alias import install_vllm_alias
+
+install_vllm_alias()
+
+from verl.workers.rollout.replica import TokenOutput  # noqa: E402
+
+from scalerl_verl.errors import RequestFailedError  # noqa: E402
+from scalerl_verl.pipeline.client import PipelineClient, is_dead_generator  # noqa: E402
+
+
+class EngineDeadError(Exception):
+    """Stands for vLLM's class of that name."""
+
+
+class Remote:
+    """An actor method: ``.remote(...)`` gives an awaitable."""
+
+    def __init__(self, function: Any) -> None:
+        self.remote = function
+
+
+class StubServer:
+    """Answers each call by the next entry of ``script``: an exception, ``hang``, ``abort`` or a list of tokens."""
+
+    def __init__(self, script: list[Any], can_abort: bool = True) -> None:
+        self.script, self.calls, self.aborted, self.can_abort = script, [], [], can_abort
+        self.generate, self.abort_request = Remote(self._generate), Remote(self._abort)
+
+    async def _generate(self, **call: Any) -> TokenOutput:
+        self.calls.append(call)
+        answer = self.script.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer == "hang":
+            await asyncio.sleep(3600)
+        reason = "aborted" if answer == "abort" else "completed"
+        tokens = [] if answer == "abort" else answer
+        return TokenOutput(token_ids=tokens, log_probs=[], stop_reason=reason, extra_fields={})
+
+    async def _abort(self, request_id: str) -> dict[str, Any]:
+        self.aborted.append(request_id)
+        return {"aborted": self.can_abort, "request_id": request_id}
+
+
+class StubBalancer:
+    """Sends each request to the first server that is left."""
+
+    def __init__(self, servers: dict[str, StubServer]) -> None:
+        self.servers, self.open = dict(servers), 0
+        self.removed: list[str] = []
+        self.asked: list[str] = []
+        self.require_acquire_fields = Remote(self._no_fields)
+        self.require_release_fields = Remote(self._no_fields)
+        self.acquire_server, self.remove_servers = Remote(self._acquire), Remote(self._remove)
+        self.release_server = Remote(self._release)
+
+    async def _no_fields(self) -> list[str]:
+        return []
+
+    async def _acquire(self, request_id: str) -> tuple[str, StubServer]:
+        if not self.servers:
+            raise RuntimeError("No available servers in load balancer")
+        self.asked.append(request_id)
+        self.open += 1
+        return next(iter(self.servers.items()))
+
+    def _release(self, server_id: str) -> None:
+        self.open -= 1
+
+    async def _remove(self, server_ids: list[str]) -> None:
+        self.removed += server_ids
+        for server_id in server_ids:
+            self.servers.pop(server_id, None)
+
+
+def make_client(*servers: StubServer, timeout_s: float = 0.05) -> tuple[PipelineClient, StubBalancer]:
+    balancer = StubBalancer({f"server-{i}": server for i, server in enumerate(servers)})
+    section = {"request_timeout_s": timeout_s, "max_attempts": 3}
+    config = OmegaConf.create({"trainer": {"v1": {"pipeline_rl": section}}})
+    return PipelineClient(config, balancer), balancer  # type: ignore[arg-type]
+
+
+def generate(client: PipelineClient, **more: Any) -> TokenOutput:
+    sampling = more.pop("sampling_params", {"temperature": 1.0})
+    return asyncio.run(client.generate("loop-1", prompt_ids=[1, 2], sampling_params=sampling, **more))
+
+
+def dead_engine() -> ray.exceptions.RayTaskError:
+    return ray.exceptions.RayTaskError("generate", "traceback", EngineDeadError("dead"))
+
+
+def test_request_that_answers_is_sent_once() -> None:
+    server = StubServer([[7, 8]])
+    client, balancer = make_client(server)
+    output = generate(client)
+    assert output.token_ids == [7, 8] and output.extra_fields["reissues"] == 0
+    assert len(server.calls) == 1 and balancer.open == 0 and server.aborted == []
+
+
+def test_one_request_stuck_running_is_timed_out_aborted_and_reissued() -> None:
+    """Fault: one request stuck "running", and sampling waits for ever."""
+    server = StubServer(["hang", [7]])
+    client, balancer = make_client(server)
+    output = generate(client)
+    assert output.token_ids == [7] and output.extra_fields["reissues"] == 1
+    first, second = (call["request_id"] for call in server.calls)
+    assert server.aborted == [first] and first != second, "an id that is used twice would be mixed up in the engine"
+    assert balancer.asked[0] != balancer.asked[1], "the balancer keeps an id on its server"
+    assert balancer.open == 0
+
+
+def test_second_attempt_has_the_whole_budget_and_no_more() -> None:
+    """Fault: abort and resume gives more tokens than response_length."""
+    server = StubServer(["hang", [7]])
+    sampling = {"temperature": 1.0, "max_tokens": 5}
+    generate(make_client(server)[0], sampling_params=sampling)
+    for call in server.calls:
+        assert call["prompt_ids"] == [1, 2] and call["sampling_params"] == {"temperature": 1.0, "max_tokens": 5}
+    server.calls[0]["sampling_params"].clear()
+    assert sampling == {"temperature": 1.0, "max_tokens": 5}, "the agent loop's own dict is not ours to hand out"
+
+
+@pytest.mark.parametrize("death", [ray.exceptions.RayActorError(), dead_engine()], ids=["process", "engine"])
+def test_request_of_a_dead_generator_goes_to_another(death: Exception) -> None:
+    dying, living = StubServer([death]), StubServer([[9]])
+    client, balancer = make_client(dying, living)
+    output = generate(client)
+    assert output.token_ids == [9] and output.extra_fields["reissues"] == 1
+    assert balancer.removed == ["server-0"] and dying.aborted == []
+
+
+def test_request_that_was_aborted_by_others_is_sent_again() -> None:
+    output = generate(make_client(StubServer(["abort", [3]]))[0])
+    assert output.token_ids == [3] and output.extra_fields["reissues"] == 1
+
+
+def test_request_that_never_answers_fails_with_every_cause() -> None:
+    server = StubServer(["hang", "abort", "hang"], can_abort=False)
+    with pytest.raises(
+        RequestFailedError, match=r"failed 3 times: no result from server-0 .*; server-0 aborted it; no"
+    ):
+        generate(make_client(server)[0])
+    assert len(server.calls) == 3
+
+
+def test_error_of_the_request_itself_is_not_tried_again() -> None:
+    server = StubServer([ray.exceptions.RayTaskError("generate", "traceback", ValueError("prompt too long"))])
+    client, balancer = make_client(server)
+    with pytest.raises(ray.exceptions.RayTaskError):
+        generate(client)
+    assert len(server.calls) == 1 and balancer.removed == [] and balancer.open == 0
+
+
+def test_media_are_refused() -> None:
+    with pytest.raises(ValueError, match="image_data in a request"):
+        generate(make_client(StubServer([]))[0], image_data=[SimpleNamespace()])
+    assert generate(make_client(StubServer([[1]]))[0], image_data=None, video_data=[]).token_ids == [1]
+
+
+def test_only_death_is_death() -> None:
+    assert is_dead_generator(dead_engine()) and is_dead_generator(ray.exceptions.ActorDiedError())
+    assert not is_dead_generator(ray.exceptions.RayTaskError("f", "t", ValueError()))

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is paused when, how often a process group is built, and what happens when a generator is dead.
+
+Generators and trainer are stubs that record their calls: the end-to-end runs have real ones.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from scalerl_verl.platform.vllm_alias import install_vllm_alias
+
+install_vllm_alias()
+import scalerl_verl.platform.gloo_checkpoint  # noqa: E402,F401
+from scalerl_verl.errors import GeneratorsLostError  # noqa: E402
+from scalerl_verl.pipeline.settings import PipelineSettings  # noqa: E402
+from scalerl_verl.pipeline.weights import WeightUpdater  # noqa: E402
+
+UPDATE = {
+    "pause_s": 0.1, "kept_requests": 3, "recomputed_tokens": 0, "tokens_lost": 0, "idle_s": 1.0, "wall_s": 4.0,
+    "generated_tokens": 7,
+}  # fmt: skip
+
+
+class Stub:
+    """An actor: every method records (owner, method) and returns what ``answers`` says, or raises it."""
+
+    def __init__(self, name: str, log: list[tuple[str, str]], answers: dict[str, Any] | None = None) -> None:
+        self.name, self.log, self.answers = name, log, answers or {}
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.log.append((self.name, method))
+            answer = self.answers.get(method)
+            if isinstance(answer, list):
+                answer = answer.pop(0) if answer else None
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        return SimpleNamespace(remote=call)
+
+
+class StubGroup:
+    """verl's worker group over ``members``."""
+
+    world_size = 1
+
+    def __init__(self, members: list[Stub]) -> None:
+        self.members = members
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> list[Any]:
+            name = args[0][0] if method == "execute_checkpoint_engine" else method
+            return [getattr(member, name).remote() for member in self.members]
+
+        return call
+
+
+class Replica(SimpleNamespace):
+    """What the updater knows of a generator."""
+
+    __hash__ = object.__hash__  # verl puts replicas into a set
+
+
+class World:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num: int = 2, **settings: Any) -> None:
+        self.log: list[tuple[str, str]] = []
+        self.lost: list[Any] = []
+        trainer = StubGroup([Stub("trainer", self.log, {"update_weights": [{"sent": 1.0}] * 9})])
+        self.replicas = [self.replica(i) for i in range(num)]
+        config = SimpleNamespace(backend="gloo", custom_backend_module=None)
+        self.updater = WeightUpdater(
+            config, trainer, self.replicas, PipelineSettings(**settings), self.lost.extend  # type: ignore[arg-type]
+        )  # fmt: skip
+        monkeypatch.setattr(self.updater, "_build_group", self.build)
+        self.num_built = 0
+
+    def replica(self, number: int) -> Any:
+        server = Stub(f"server-{number}", self.log, {"finish_update": [dict(UPDATE) for _ in range(9)]})
+        worker = Stub(f"worker-{number}", self.log)
+        return Replica(replica_rank=number, servers=[server], workers=[worker])
+
+    def build(self) -> None:
+        self.num_built += 1
+        self.updater._rollout = StubGroup([worker for r in self.updater.replicas for worker in r.workers])
+
+    def calls(self, name: str) -> list[str]:
+        asked = ("check_alive", "get_replica_rank")
+        return [method for owner, method in self.log if owner == name and method not in asked]
+
+
+def test_weights_are_staged_while_generators_go_on_and_swapped_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    metrics = world.updater.update_weights(1)
+    assert world.calls("server-0") == world.calls("server-1") == ["pause_keep", "finish_update"]
+    assert world.calls("worker-0") == ["stage_weights", "load_staged"]
+    order = [method for _, method in world.log]
+    assert order.index("pause_keep") > max(i for i, method in enumerate(order) if method == "stage_weights")
+    assert metrics["sent"] == 1.0 and metrics["scalerl/pipeline/kept_requests"] == 6
+    assert metrics["scalerl/pipeline/generator_idle_fraction"] == 0.25
+    assert metrics["scalerl/pipeline/replicas"] == 2
+
+
+def test_process_group_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    for version in (1, 2, 3):
+        world.updater.update_weights(version)
+    assert world.num_built == 1 and "finalize" not in {method for _, method in world.log}
+
+
+def test_without_staging_the_pause_covers_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, staging="none")
+    world.updater.update_weights(1)
+    assert world.calls("worker-0") == ["update_weights"]
+    order = [method for owner, method in world.log if owner != "trainer"]
+    assert order.index("update_weights") > max(i for i, method in enumerate(order) if method == "pause_keep")
+
+
+def test_dead_generator_is_left_out_before_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.updater.update_weights(1)
+    world.replicas[1].servers[0].answers["check_alive"] = ray.exceptions.ActorDiedError()
+    metrics = world.updater.update_weights(2)
+    assert world.lost == [world.replicas[1]] and world.num_built == 2
+    assert metrics["scalerl/pipeline/replicas"] == 1
+    assert "finalize" in world.calls("trainer") and "execute_checkpoint_engine" in world.calls("worker-0")
+    assert "execute_checkpoint_engine" not in world.calls("worker-1"), "it is dead"
+
+
+def test_generator_that_dies_in_an_update_does_not_leave_others_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    died = ray.exceptions.ActorDiedError()
+    world.replicas[0].servers[0].answers.update(pause_keep=died, check_alive=[None, died])
+    world.updater.update_weights(1)
+    calls = world.calls("server-1")
+    assert calls == ["pause_keep", "finish_update"] * 2, "once with the dying one, once more without it"
+    assert world.lost == [world.replicas[0]]
+
+
+def test_error_of_a_living_generator_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.replicas[0].workers[0].answers["stage_weights"] = ValueError("does not fit")
+    with pytest.raises(ValueError, match="does not fit"):
+        world.updater.update_weights(1)
+    assert world.lost == []
+
+
+def test_run_ends_when_no_generator_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, num=1)
+    world.replicas[0].workers[0].answers["get_replica_rank"] = ray.exceptions.ActorDiedError()
+    with pytest.raises(GeneratorsLostError, match="every generator"):
+        world.updater.check_generators()
