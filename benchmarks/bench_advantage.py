@@ -26,6 +26,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, compute_
 
 from scalerl_verl.plugins.algorithms import estimate_advantages
 from scalerl_verl.plugins.training_step import advantage_step
+from scalerl_verl.upstream.activation import ACTIVE_ENV
 
 GROUP_SIZE = 16
 MAX_SHARE = 0.5
@@ -55,7 +56,10 @@ def make_batch(num_rows: int, num_tokens: int) -> Batch:
 def ours(batch: Batch, mode: str = "prompt-mean", **section: str) -> torch.Tensor:
     """Advantages with the row weights of ``mode``, as a training step computes them."""
     actor = SimpleNamespace(loss_agg_mode=mode)
-    with advantage_step(SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor)), {}):
+    config = SimpleNamespace(
+        actor_rollout_ref=SimpleNamespace(actor=actor), algorithm=SimpleNamespace(adv_estimator="scalerl")
+    )
+    with advantage_step(config, {}):
         return estimate_advantages(**batch, config=OmegaConf.create({"scalerl": section}))[0]
 
 
@@ -165,6 +169,7 @@ def main() -> int:
     facts = run_facts(uuid.uuid4().hex[:12])
     # A busy machine stretches all of them: the row says how busy it was.
     facts["load_1min"] = round(os.getloadavg()[0], 2)
+    os.environ[ACTIVE_ENV] = "1"  # there is no run here whose start-up check could set it
     batch = make_batch(arguments.rows, arguments.tokens)
     error = verify(batch)
     rows = make_rows(batch, measure(batch, arguments.repetitions), error, facts)

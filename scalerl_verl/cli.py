@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from scalerl_verl.curves.arguments import add_commands
+
+PIPE_CLOSED = 141
+"""Exit code where nobody reads the output: a shell's for a program that SIGPIPE ended."""
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -39,7 +43,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = build_parser().parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
+        return PIPE_CLOSED
+    return code
 
 
 if __name__ == "__main__":

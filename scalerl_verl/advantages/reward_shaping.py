@@ -10,6 +10,8 @@ Shape legend: R responses (one row each, or the rows of one session of an agent 
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -61,6 +63,7 @@ class RewardShaping:
 
 
 _REGISTRY: dict[str, type[RewardShaping]] = {}
+_KINDS = {float: "a number", int: "a whole number", bool: "True or False", type(None): "null"}
 _Shaping = TypeVar("_Shaping", bound=type[RewardShaping])
 
 
@@ -90,7 +93,8 @@ def make_reward_shapings(section: Mapping[str, Mapping[str, Any] | None] | None)
         Name -> shaping; empty for no section.
 
     Raises:
-        ValueError: an unknown name or option, or a value that the shaping refuses.
+        ValueError: an unknown name or option, a missing one, one of another type than its field (float, int and bool
+            are looked at), or a value that the shaping refuses.
     """
     if not isinstance(section, Mapping | None):
         raise ValueError(f"reward_shaping={section!r} must map names to their options, such as {{NAME: {{}}}}")
@@ -102,19 +106,51 @@ def make_reward_shapings(section: Mapping[str, Mapping[str, Any] | None] | None)
             raise ValueError(f"reward_shaping.{name} does not exist; the names are: {known}")
         if not isinstance(options, Mapping | None):
             raise ValueError(f"reward_shaping.{name}={options!r} must be a section of its options; {{}} for none")
-        fields: list[str] = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-        unknown = sorted(set(options or {}) - set(fields))
-        if unknown:
-            raise ValueError(
-                f"reward_shaping.{name}.{unknown[0]} does not exist; the options are: {', '.join(fields) or 'none'}"
-            )
-        try:
-            made[name] = cls(**(options or {}))
-        except TypeError as error:
-            raise ValueError(
-                f"reward_shaping.{name}: {error}; the options are: {', '.join(fields) or 'none'}"
-            ) from error
+        made[name] = _make(cls, name, dict(options or {}))
     return made
+
+
+def _make(cls: type[RewardShaping], name: str, options: dict[str, Any]) -> RewardShaping:
+    fields: list[dataclasses.Field[Any]] = []
+    if dataclasses.is_dataclass(cls):
+        fields = [field for field in dataclasses.fields(cls) if field.init]
+    known = [field.name for field in fields]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(
+            f"reward_shaping.{name}.{unknown[0]} does not exist; the options are: {', '.join(known) or 'none'}"
+        )
+    for field in fields:
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in options:
+            raise ValueError(f"reward_shaping.{name}.{field.name} is missing and has no default: set it")
+    wrong = _wrong_types(cls, name, options)
+    try:
+        shaping = cls(**options)
+    except TypeError as error:
+        # A class may compare an option before it looks at its type.
+        raise ValueError(wrong or f"reward_shaping.{name}={options} is refused: {error}") from error
+    if wrong:
+        raise ValueError(wrong)
+    return shaping
+
+
+def _wrong_types(cls: type[RewardShaping], name: str, options: Mapping[str, Any]) -> str | None:
+    """What to say of the first option that is not the number or truth value its field is declared to be."""
+    try:
+        hints = typing.get_type_hints(cls)
+    except NameError:  # a declaration that cannot be evaluated here says nothing about its options
+        return None
+    for key, value in options.items():
+        union = typing.get_origin(hints[key]) in (typing.Union, types.UnionType)
+        allowed = typing.get_args(hints[key]) if union else (hints[key],)
+        if not set(allowed) <= {float, int, bool, type(None)}:
+            continue
+        fits = type(value) in allowed or (type(value) is int and float in allowed)
+        if not fits:
+            kinds = " or ".join(_KINDS[kind] for kind in allowed)
+            return f"reward_shaping.{name}.{key}={value!r} must be {kinds}"
+    return None
 
 
 def shape_rewards(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import json
 import math
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from scalerl_verl.curves.segments import ReadError, Segment, split_attempts
 
 STEP_COLUMNS = ("step", "Step", "_step", "global_step", "trainer/global_step", "training/global_step")
 WANDB_EXTREMES = ("__MIN", "__MAX")
+NUMBER_COLUMNS = ("compute", "score", "stderr")
+"""Columns in which a text is an error and not a missing number."""
+MISSING = ("", "nan", "na", "n/a", "null", "none", "-")
 
 
 def _need(module: str, what: str, package: str) -> Any:
@@ -31,13 +35,15 @@ def read_jsonl(path: Path) -> list[Segment]:
     """verl's file logger: `{"step": 3, "data": {...}}` a line; several attempts may stand one after the other."""
 
     def rows() -> Iterator[tuple[int, dict[str, float]]]:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
                 step, data = int(row["step"]), row["data"]
+                if not isinstance(data, dict):
+                    raise TypeError(f"data is a {type(data).__name__}")
             except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
                 if number == len(lines) and isinstance(error, json.JSONDecodeError):
                     return  # the run was killed while it wrote its last line
@@ -48,6 +54,18 @@ def read_jsonl(path: Path) -> list[Segment]:
             yield step, _numbers(data)
 
     return split_attempts(rows(), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a log.
+
+    Raises:
+        ReadError: it is in another encoding than UTF-8, or no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ReadError(f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}): convert it") from error
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -128,28 +146,54 @@ def read_leveldb_log(path: Path) -> Iterator[bytes]:
 
 def read_csv(path: Path) -> dict[str, list[float]]:
     """Columns of a CSV file; an empty cell is nan. A W&B export keeps its metrics' names, without run and extremes."""
-    with path.open(newline="", encoding="utf-8-sig") as stream:
-        reader = csv.reader(stream)
-        try:
-            header = [name.strip() for name in next(reader)]
-        except StopIteration:
-            raise ReadError(f"{path} is empty: a CSV file needs a header such as compute,score,stderr") from None
-        columns: dict[str, list[float]] = {name: [] for name in header}
-        for number, row in enumerate(reader, 2):
-            if not any(cell.strip() for cell in row):
-                continue
-            if len(row) != len(header):
-                raise ReadError(f"{path} line {number} has {len(row)} cells, the header has {len(header)}")
-            for name, cell in zip(header, row, strict=True):
-                columns[name].append(_cell(cell))
+    lines = io.StringIO(read_text(path), newline="")
+    first = lines.readline()
+    lines.seek(0)
+    # Spreadsheets write semicolons or tabs where the comma is in use otherwise.
+    delimiter = next((mark for mark in ",;\t" if mark in first), ",")
+    reader = csv.reader(lines, delimiter=delimiter)
+    try:
+        header = [name.strip() for name in next(reader)]
+    except StopIteration:
+        raise ReadError(f"{path} is empty: a CSV file needs a header such as compute,score,stderr") from None
+    _check_header(path, header)
+    columns: dict[str, list[float]] = {name: [] for name in header}
+    for number, row in enumerate(reader, 2):
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise ReadError(f"{path} line {number} has {len(row)} cells, the header has {len(header)}")
+        for name, cell in zip(header, row, strict=True):
+            columns[name].append(_cell(path, number, name, cell.strip()))
     return strip_wandb(columns)
 
 
-def _cell(text: str) -> float:
+def _check_header(path: Path, header: list[str]) -> None:
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise ReadError(f"{path} has {header.count(twice)} columns {twice!r}: each needs a name of its own")
+    if all(_is_number(name) for name in header):
+        raise ReadError(
+            f"{path} begins with numbers ({', '.join(header)}): its first line must name the columns, such as "
+            "compute,score,stderr"
+        )
+
+
+def _is_number(text: str) -> bool:
     try:
-        return float(text)
+        float(text)
     except ValueError:
-        return math.nan
+        return False
+    return True
+
+
+def _cell(path: Path, line: int, column: str, text: str) -> float:
+    if _is_number(text):
+        return float(text)
+    if column in NUMBER_COLUMNS and text.lower() not in MISSING:
+        hint = "write a point for the decimal comma" if _is_number(text.replace(",", ".")) else "correct it"
+        raise ReadError(f"{path} line {line}, column {column}: {text!r} is no number; {hint} or leave the line out")
+    return math.nan
 
 
 def read_parquet(path: Path) -> dict[str, list[float]]:

@@ -80,10 +80,23 @@ def _draw(fits: Mapping[str, CurveFit], unit: str, kind: str, until: float, titl
         axes.set_ylabel("F(R) = 1 / ((A - R0)/(R - R0) - 1)", fontsize=12)
     else:
         axes.set_ylabel("pass rate", fontsize=12)
+    _label_compute(axes)
     axes.grid(alpha=0.3, which="both")
     axes.legend(loc="best", fontsize=9)
     axes.set_title(title or ("Compute and pass rate" if kind == "curve" else "Log-log: lines of slope B"), fontsize=14)
     return figure
+
+
+def _label_compute(axes: Any) -> None:
+    """Label 1, 2 and 5 of every decade: matplotlib's labels of a short range run into each other."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axes.get_xlim()
+    short = high < 200 * low
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,), numticks=12))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if short:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:.0e}"))
 
 
 def _draw_curve(axes: Any, name: str, fit: CurveFit, color: str, until: float) -> None:

@@ -72,7 +72,7 @@ def find_logs(folder: Path) -> list[Path]:
 
 
 def _is_verl_log(path: Path) -> bool:
-    with path.open(encoding="utf-8") as stream:
+    with path.open(encoding="utf-8", errors="replace") as stream:
         first = stream.readline()
     try:
         row = json.loads(first)

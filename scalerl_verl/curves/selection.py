@@ -68,7 +68,7 @@ def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Cur
     Args:
         run: as read.
         x: `gpu_hours`, `tokens`, `trained_tokens`, `flops`, `steps`, or the name of a metric (a column). Default: the
-            first of gpu_hours, tokens and steps that the run has.
+            first of gpu_hours, tokens and steps that the run has; of a table the column compute, else one so named.
         y: name of the score or a part of it that only one metric has. Default: scalerl's pass rate, else verl's only
             `val-core/.../mean@N`.
 
@@ -104,12 +104,16 @@ def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Cur
 
 def _choose_columns(run: RunLog, x: str | None, y: str | None) -> Curve:
     names = run.names()
-    x_name, y_name = x or "compute", y or "score"
     if not run.steps:
         raise ReadError(f"{run.sources[0]} holds a header and no rows")
+    x_name = x or next((name for name in ("compute", *X_NAMES) if name in names), "compute")
+    y_name = y or "score"
     for name, option in ((x_name, "--x"), (y_name, "--y")):
         if name not in names:
-            raise ReadError(f"{run.sources[0]} has no column {name}; it has {', '.join(names)}: choose with {option}")
+            raise ReadError(
+                f"{run.sources[0]} has no column {name}; it has {', '.join(names)}: choose compute with --x and score "
+                f"with --y ({option} is missing), or name them compute,score[,stderr]"
+            )
     rows = [run.steps[i] for i in sorted(run.steps)]
     stderr = tuple(row["stderr"] for row in rows) if "stderr" in names and y_name == "score" else None
     return Curve(
@@ -178,8 +182,9 @@ def _compute_of(run: RunLog, choice: str) -> dict[int, float]:
     """Compute at every step: from the ledger, else summed from what verl and scalerl_verl log at each step."""
     if choice == "steps":
         return {step: float(step) for step in run.steps}
-    if run.series(_LEDGER[choice]):
-        return run.series(_LEDGER[choice])
+    for name in (_LEDGER[choice], choice):  # a table may name its columns so
+        if run.series(name):
+            return run.series(name)
     rules: dict[str, Callable[[dict[str, float]], float | None]] = {"gpu_hours": _gpu_hours, "tokens": _tokens}
     return _accumulate(run, rules[choice]) if choice in rules else {}
 

@@ -199,22 +199,47 @@ class InterruptingClient:
                 continued += len(prefix)
                 cached += output.extra_fields.get("num_cached_tokens") or 0
             outputs.append(output)
-            stopped = output.stop_reason in _ABORTED or self._has_stopped(output.token_ids, limit, params)
+            sampled = [] if response.phrase_span else response.token_ids
+            size = self._find_stop_across(sampled, output.token_ids, params)
+            ids = output.token_ids[:size]
+            stopped = size is not None or output.stop_reason in _ABORTED or self._has_stopped(ids, limit, params)
             # An aborted request may hold nothing at all.
-            log_probs = (output.log_probs or []) if params.get("logprobs") else None
-            response.add(output.token_ids, log_probs, stopped)
+            log_probs = (output.log_probs or [])[:size] if params.get("logprobs") else None
+            response.add(ids, log_probs, stopped)
         return _merge(outputs, response, params, response.record(continued, cached).as_dict())
 
     def _has_stopped(self, token_ids: Sequence[int], limit: int, params: Mapping[str, Any]) -> bool:
         """Whether the engine ended by itself: verl reports the same reason for that and for the limit."""
         if len(token_ids) < limit or token_ids[-1] in self._stop_ids:
             return True
-        stops = params.get("stop") or ()
-        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        stops = _stop_strings(params)
         if not stops:
             return False
         tail = self._decode(token_ids[-max(map(len, stops)) - 1 :])
         return any(stop in tail for stop in stops)
+
+    def _find_stop_across(
+        self, sampled: Sequence[int], token_ids: Sequence[int], params: Mapping[str, Any]
+    ) -> int | None:
+        """Tokens of ``token_ids`` up to a stop string that began in ``sampled``; None if there is none.
+
+        The engine looks for stop strings in what it sampled for one request, and ``sampled`` came with another one.
+        """
+        stops = _stop_strings(params)
+        longest = max(map(len, stops), default=0)
+        if longest < 2 or not sampled:
+            return None
+        before = list(sampled[1 - longest :])
+        for size in range(1, min(longest, len(token_ids) + 1)):
+            text = self._decode(before + list(token_ids[:size]))
+            if any(stop in text for stop in stops):
+                return size
+        return None
+
+
+def _stop_strings(params: Mapping[str, Any]) -> tuple[str, ...]:
+    stops = params.get("stop") or ()
+    return (stops,) if isinstance(stops, str) else tuple(stops)
 
 
 def _merge(

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins import curriculum_settings, head_settings, interruption_settings, pipeline_checks
+from scalerl_verl.plugins import (
+    curriculum_settings,
+    head_settings,
+    interruption_settings,
+    pipeline_checks,
+    ratio_checks,
+)
 from scalerl_verl.plugins.names import FOR_ANY_ESTIMATOR, OWN_KEYS, near_misses, select
-from scalerl_verl.plugins.reward_shaping import make_reward_shapings
-from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
+from scalerl_verl.plugins.reward_shaping import make_reward_shapings, read_shapings
+from scalerl_verl.plugins.settings import AlgorithmSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -22,6 +26,8 @@ _IGNORES_AGG_MODE = ("sapo", "geo_mean")
 """verl's losses that hard-code their own aggregation."""
 _NOT_HOMOGENEOUS = ("dro", "clip_cov", "kl_cov")
 """verl's losses with a term or a bound that does not scale with the advantage: weights in it change the objective."""
+_TERMS = (("entropy_coeff", 0), ("use_kl_loss", False))
+"""Key of ``actor`` -> value without the term: what verl adds to the loss apart from the advantages."""
 
 Check = Callable[[DictConfig], Iterator[str]]
 
@@ -66,10 +72,16 @@ def _algorithm_section(config: DictConfig) -> Iterator[str]:
     if estimator == "scalerl":
         return
     # verl's estimators read the rewards that a shaping left, but know nothing of adv_norm and zero_variance.
-    if set(section) - FOR_ANY_ESTIMATOR or not section:
+    own = [f"algorithm.scalerl.{key}" for key in section if key not in FOR_ANY_ESTIMATOR]
+    if not section or len(own) == len(section):
         yield (
             f"algorithm.scalerl is read by the estimator scalerl only, but algorithm.adv_estimator={estimator}: set "
             "algorithm.adv_estimator=scalerl or delete the section (~algorithm.scalerl)"
+        )
+    elif own:
+        yield (
+            f"{' and '.join(own)}: read by the estimator scalerl only, but algorithm.adv_estimator={estimator}; set "
+            f"algorithm.adv_estimator=scalerl or delete them (~{' ~'.join(own)})"
         )
     for name, shaping in make_reward_shapings(settings.reward_shaping).items():
         if shaping.leaves_out:
@@ -81,13 +93,13 @@ def _algorithm_section(config: DictConfig) -> Iterator[str]:
 
 
 def _drops_prompts(config: DictConfig) -> bool:
-    """Whether the estimator ``scalerl``, where it is used, leaves prompts of equal rewards out."""
-    return select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop"
+    """Whether the run's estimator leaves prompts of equal rewards out."""
+    if select(config, "algorithm.adv_estimator") != "scalerl":
+        return False
+    return bool(select(config, "algorithm.scalerl.zero_variance", AlgorithmSettings.zero_variance) == "drop")
 
 
 def _double_filtering(config: DictConfig) -> Iterator[str]:
-    if select(config, "algorithm.adv_estimator") != "scalerl":
-        return
     if _drops_prompts(config) and select(config, "algorithm.filter_groups.enable", False):
         yield (
             "algorithm.scalerl.zero_variance=drop and algorithm.filter_groups.enable=True both filter prompts, one "
@@ -106,23 +118,62 @@ def _estimator(config: DictConfig) -> Iterator[str]:
         )
     if select(config, "algorithm.use_kl_in_reward", False):
         yield "algorithm.use_kl_in_reward=True changes the rewards that zero-variance filtering compares: set it False"
-    if select(config, "critic.enable", False):
-        yield (
-            "critic.enable=True: algorithm.adv_estimator=scalerl makes no value targets, its returns are advantages "
-            "with row weights; set critic.enable=False"
-        )
-    for key, inactive in (("entropy_coeff", 0), ("use_kl_loss", False)):
-        value = select(config, f"{_ACTOR}.{key}", inactive)
-        if _drops_prompts(config) and value != inactive and select(config, f"{_ACTOR}.loss_agg_mode") != "prompt-mean":
-            yield (
-                f"{_ACTOR}.{key}={value} with algorithm.scalerl.zero_variance=drop: this term would still average over "
-                f"the dropped prompts, and fall away where all are; set {key}={inactive}, or zero_variance=keep"
-            )
-    rejection = "algorithm.rollout_correction.rollout_rs"
-    if select(config, rejection) is not None and select(config, f"{_ACTOR}.policy_loss.loss_mode") != "scalerl_cispo":
+    correction = "algorithm.rollout_correction"
+    rejection, loss = f"{correction}.rollout_rs", select(config, f"{_ACTOR}.policy_loss.loss_mode")
+    acts = not select(config, f"{correction}.bypass_mode", False) or loss == "bypass_mode"
+    if acts and select(config, rejection) is not None and loss != "scalerl_cispo":
         yield (
             f"{rejection} masks tokens after the trainer has counted them, so algorithm.adv_estimator=scalerl would "
             f"correct another denominator than the loss uses: set {rejection}=null"
+        )
+
+
+def _terms_without_weights(config: DictConfig) -> Iterator[str]:
+    """Rows are left out through the advantages, which a KL loss and an entropy bonus do not have."""
+    if select(config, "algorithm.adv_estimator") != "scalerl":
+        return
+    if select(config, f"{_ACTOR}.loss_agg_mode") == "prompt-mean":
+        return  # which is refused with these terms whatever is left out
+    for key, inactive in _TERMS:
+        value = select(config, f"{_ACTOR}.{key}", inactive)
+        if value == inactive:
+            continue
+        if _drops_prompts(config):
+            yield (
+                f"{_ACTOR}.{key}={value} with algorithm.scalerl.zero_variance=drop: this term would still average over "
+                "the dropped prompts, and be skipped with the whole update if a batch has no other ones; set "
+                f"algorithm.scalerl.zero_variance=keep, or {key}={inactive}"
+            )
+        for name in _leaving_out(config):
+            yield (
+                f"{_ACTOR}.{key}={value} with algorithm.scalerl.reward_shaping.{name}: this term would still train on "
+                f"the responses that {name} leaves out; set {key}={inactive}, or delete the shaping "
+                f"(~algorithm.scalerl.reward_shaping.{name})"
+            )
+
+
+def _leaving_out(config: DictConfig) -> list[str]:
+    """Names of the reward shapings that leave responses out; none where the section is refused anyway."""
+    try:
+        return [name for name, shaping in read_shapings(config).items() if shaping.leaves_out]
+    except ValueError:
+        return []
+
+
+def _critic(config: DictConfig) -> Iterator[str]:
+    if not select(config, "critic.enable", False):
+        return
+    estimator = select(config, "algorithm.adv_estimator")
+    if estimator == "scalerl":
+        yield (
+            "critic.enable=True: the returns of algorithm.adv_estimator=scalerl are its weighted advantages, which no "
+            "critic can learn and nothing reads; set critic.enable=False"
+        )
+    elif select(config, "critic.loss_agg_mode") == "prompt-mean":
+        without = "" if estimator == "gae" else ", or critic.enable=False"
+        yield (
+            "critic.loss_agg_mode=prompt-mean: prompt weights travel in the advantages, which the value loss of "
+            f"critic.enable=True does not have; set critic.loss_agg_mode=token-mean{without}"
         )
 
 
@@ -144,105 +195,6 @@ def _poll_interval(config: DictConfig) -> Iterator[str]:
                 f"{section}.sampler_kwargs.{key} has no effect: verl's own replay buffer takes no keyword arguments, "
                 "and of ours it is poll_interval_s"
             )
-
-
-def _cispo(config: DictConfig) -> Iterator[str]:
-    section = OmegaConf.select(config, f"{_ACTOR}.policy_loss")
-    if section is None or section.get("loss_mode") != "scalerl_cispo":
-        for key in ("eps_max", "token_mask_range", "sequence_truncation"):
-            if section is not None and section.get(key) is not None:
-                yield (
-                    f"{_ACTOR}.policy_loss.{key} is read by scalerl_cispo only, but loss_mode="
-                    f"{section.get('loss_mode')}: delete it (~{_ACTOR}.policy_loss.{key}) or use scalerl_cispo"
-                )
-        return
-    try:
-        PolicyLossSettings.from_config(section)
-    except ScaleRLConfigError as error:
-        yield from error.problems
-    correction = "algorithm.rollout_correction"
-    if not select(config, f"{correction}.bypass_mode", False):
-        yield (
-            f"{correction}.bypass_mode=False recomputes old_log_probs under the weights that are about to be trained: "
-            "the importance ratio of scalerl_cispo would be 1 and its truncation would never act; set "
-            f"{correction}.bypass_mode=True, which keeps the log-probs recorded at sampling"
-        )
-    for key in ("rollout_is", "rollout_rs"):
-        if select(config, f"{correction}.{key}") is not None:
-            yield f"{correction}.{key} corrects the mismatch that scalerl_cispo already truncates: set it to null"
-
-
-def _unread_keys(config: DictConfig) -> Iterator[str]:
-    """Keys of the policy-loss section that are neither verl's nor ours."""
-    from verl.workers.config.actor import PolicyLossConfig
-
-    own = [field.name for field in fields(PolicyLossSettings)]
-    known = {"_target_", *own, *(field.name for field in fields(PolicyLossConfig))}
-    for key in OmegaConf.select(config, f"{_ACTOR}.policy_loss") or ():
-        if str(key) not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"ours are {', '.join(own)}"
-            yield f"{_ACTOR}.policy_loss.{key} does not exist: {hint}"
-
-
-def _engine_setting(config: DictConfig, key: str, default: str) -> tuple[str, str]:
-    """(path, value) of a setting as vLLM gets it: verl lets ``engine_kwargs.vllm`` override its own keys."""
-    for path in (f"{_ROLLOUT}.engine_kwargs.vllm.{key}", f"{_ROLLOUT}.{key}"):
-        value = select(config, path)
-        if value is not None:
-            return path, str(value)
-    return f"{_ROLLOUT}.{key}", default
-
-
-def _recorded(config: DictConfig) -> Iterator[str]:
-    """What the log-probs recorded at sampling must be where a loss, or the check of the FP32 head, relies on them."""
-    loss = select(config, f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
-    bypass = bool(select(config, "algorithm.rollout_correction.bypass_mode", False))
-    uses = {
-        "policy_loss.loss_mode=scalerl_cispo": loss == "scalerl_cispo",
-        "algorithm.rollout_correction.bypass_mode=True": bypass,
-        "the FP32 head, which compares both sides in every step,": head_settings.trainer_backend(config) is not None,
-    }
-    reason = next((reason for reason, holds in uses.items() if holds), None)
-    if reason is None:
-        return
-    if not select(config, f"{_ROLLOUT}.calculate_log_probs", False):
-        yield f"{_ROLLOUT}.calculate_log_probs=False: {reason} needs the sampling-time log-probs; set it True"
-    yield from _sampling(config)
-    path, dtype = _engine_setting(config, "dtype", "")
-    if dtype.lower() in ("float16", "half", "fp16"):
-        yield f"{path}={dtype} cannot hold an importance ratio: use bfloat16 or float32"
-    for key in ("rollout_is", "rollout_rs"):
-        if (
-            bypass
-            and loss not in ("scalerl_cispo", "bypass_mode")
-            and (select(config, f"algorithm.rollout_correction.{key}") is not None)
-        ):
-            yield (
-                f"algorithm.rollout_correction.{key} has no effect with bypass_mode=True and policy_loss.loss_mode="
-                f"{loss}: verl computes no correction then; set {key}=null, or bypass_mode=False"
-            )
-
-
-def _sampling(config: DictConfig) -> Iterator[str]:
-    """The recorded log-prob must be that of the distribution the trainer scores."""
-    temperature = float(select(config, f"{_ROLLOUT}.temperature", 1.0))
-    if temperature <= 0:
-        yield f"{_ROLLOUT}.temperature={temperature}: greedy sampling has no importance ratio; set it above 0"
-    path, mode = _engine_setting(config, "logprobs_mode", "processed_logprobs")
-    if mode not in ("processed_logprobs", "raw_logprobs"):
-        yield f"{path}={mode} records no log-probs: set logprobs_mode=processed_logprobs"
-    elif temperature != 1.0 and mode != "processed_logprobs":
-        yield (
-            f"{path}={mode} with temperature={temperature}: the recorded log-probs would be at "
-            "temperature 1, the trainer scores at the sampling temperature; set logprobs_mode=processed_logprobs"
-        )
-    top_p, top_k = float(select(config, f"{_ROLLOUT}.top_p", 1.0)), int(select(config, f"{_ROLLOUT}.top_k", -1))
-    if top_p != 1.0 or top_k not in (-1, 0):
-        yield (
-            f"{_ROLLOUT}.top_p={top_p}, top_k={top_k}: truncated sampling renormalises the recorded log-probs, which "
-            "leaks into the importance ratio; set top_p=1.0 and top_k=-1"
-        )
 
 
 def _row_weights(config: DictConfig) -> Iterator[str]:
@@ -278,12 +230,14 @@ def _prompt_mean(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.loss_agg_mode=prompt-mean would be ignored by policy_loss.loss_mode={loss}, which hard-codes "
             "its own aggregation: choose another loss, or loss_agg_mode=seq-mean-token-mean"
         )
-    for key, inactive in (("entropy_coeff", 0), ("use_kl_loss", False)):
+    dropping = " with algorithm.scalerl.zero_variance=keep" if _drops_prompts(config) else ""
+    other = "another loss_agg_mode" + dropping
+    for key, inactive in _TERMS:
         value = select(config, f"{_ACTOR}.{key}", inactive)
         if value != inactive:
             yield (
                 f"{_ACTOR}.{key}={value} with loss_agg_mode=prompt-mean: prompt weights travel in the advantages, "
-                f"which this term does not have; set {key}={inactive} or another loss_agg_mode"
+                f"which this term does not have; set {key}={inactive} or {other}"
             )
     if select(config, "distillation.enabled", False):
         yield "distillation.enabled=True has no advantages to carry the weights of loss_agg_mode=prompt-mean"
@@ -332,10 +286,10 @@ _CHECKS: tuple[Check, ...] = (
     _algorithm_section,
     _double_filtering,
     _estimator,
+    _terms_without_weights,
+    _critic,
     _poll_interval,
-    _cispo,
-    _unread_keys,
-    _recorded,
+    ratio_checks.find_problems,
     _row_weights,
     _prompt_mean,
     curriculum_settings.find_problems,

@@ -80,10 +80,15 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             f"no more are left, it could not fill a batch; set min_prompts to {batch} or more"
         )
     if select(config, "algorithm.filter_groups.enable", False):
+        dropping = (
+            "zero_variance=drop does it without refill"
+            if select(config, "algorithm.adv_estimator") == "scalerl"
+            else "without refill, algorithm.adv_estimator=scalerl drops such prompts"
+        )
         yield (
             f"algorithm.filter_groups.enable=True discards prompts with equal rewards before they reach the training "
-            f"step, so {SECTION} would never learn of one that always passes: set filter_groups.enable=False (zero "
-            "variance is dropped by algorithm.scalerl.zero_variance=drop), or delete the section (~data.sampler)"
+            f"step, so {SECTION} would never learn of one that always passes: set filter_groups.enable=False "
+            f"({dropping}), or delete the section (~data.sampler)"
         )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,8 +91,15 @@ def _both_sides(config: DictConfig, backend: str | None, dtype: Any) -> Iterator
         given = _select(config, BACKEND, "null")
         yield (
             f"{HEAD_DTYPE}={dtype} computes log-probs in FP32 in the generator only ({BACKEND}={given}): a mismatch "
-            f"worse than none. Set {BACKEND}={FP32} too (+scalerl=fp32_head sets both sides)"
+            f"worse than none. Set {BACKEND}={FP32} too (+scalerl=fp32_head sets both sides), or leave the head "
+            f"out here, too (~{_removal(config)})"
         )
+
+
+def _removal(config: DictConfig) -> str:
+    """The key to delete for a generator without the head: an empty section of overrides says nothing."""
+    overrides = _select(config, HF_OVERRIDES)
+    return HEAD_DTYPE if isinstance(overrides, DictConfig) and len(overrides) > 1 else HF_OVERRIDES
 
 
 def _engines(config: DictConfig, backend: str) -> Iterator[str]:
@@ -113,6 +121,19 @@ def _engines(config: DictConfig, backend: str) -> Iterator[str]:
                 f"{path}={_select(config, path)}: verl passes its quantisation in vLLM's hf_overrides, which "
                 f"{HEAD_DTYPE} replaces; set it to null, or leave the FP32 head out"
             )
+    path = "actor_rollout_ref.rollout.engine_kwargs.vllm.quantization"
+    if _select(config, path):
+        yield (
+            f"{path}={_select(config, path)}: a quantised generator's log-probs differ from the trainer's by more than "
+            f"{HEAD_DTYPE} corrects; set it to null, or leave the FP32 head out"
+        )
+    path = "actor_rollout_ref.rollout.full_determinism"
+    if _select(config, path, False):
+        yield (
+            f"{path}=True puts vLLM's batch-invariant kernels in place of its matrix products, for which "
+            f"{HEAD_DTYPE}={GENERATOR_DTYPE} is not made, and gives all responses to a prompt one seed; set "
+            f"{path}=False, or leave the FP32 head out"
+        )
 
 
 def _lora(config: DictConfig, backend: str) -> Iterator[str]:
@@ -121,11 +142,20 @@ def _lora(config: DictConfig, backend: str) -> Iterator[str]:
     for key in ("target_modules", "target_parameters"):
         targets = _select(config, f"{MODEL}.{key}", ())
         names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
-        if any(layer in name for name in names for layer in ("lm_head", "embed_tokens")):
+        written = any(layer in name for name in names for layer in ("lm_head", "embed_tokens"))
+        if written or (isinstance(targets, str) and _matches_head(targets)):
             yield (
                 f"{MODEL}.{key}={names} puts LoRA on the output layer or the embedding, whose adapter would bypass "
                 f"{BACKEND}={backend}: leave lm_head and embed_tokens out (all-linear does)"
             )
+
+
+def _matches_head(pattern: str) -> bool:
+    """Whether PEFT would read a single string as a regular expression that the output layer's name matches."""
+    try:
+        return any(re.fullmatch(pattern, name) for name in ("lm_head", "model.embed_tokens"))
+    except re.error:
+        return False  # PEFT's to refuse
 
 
 def _shared_pass(config: DictConfig) -> Iterator[str]:

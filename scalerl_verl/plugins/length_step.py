@@ -1,41 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of each training batch: metrics under ``scalerl/length/`` and the truncation alarm (runs on the driver)."""
+"""Lengths of responses: metrics under ``scalerl/length/`` and the truncation alarm (runs on the driver).
+
+Those of a training batch stand there by name, those of a validation, which has budgets of its own, under
+``scalerl/length/val/``. The alarm watches training only; its window is kept in the checkpoints.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.advantages.sessions import index_sessions
 from scalerl_verl.errors import PatchError, TruncationError
 from scalerl_verl.plugins.interruption_settings import ALARM_SECTION, asks_for_interruption, read_alarm
+from scalerl_verl.plugins.reward_shaping import SECTION as SHAPING_SECTION
 from scalerl_verl.plugins.reward_shaping import read_extra_fields
-from scalerl_verl.plugins.training_step import AdvantageStep
+from scalerl_verl.plugins.training_step import AdvantageStep, uses_names
 from scalerl_verl.rollout.interruption import RECORD_KEY
 from scalerl_verl.rollout.lengths import TruncationAlarm, summarize_records, summarize_truncation
 from scalerl_verl.upstream.registry import require_active
 
 PREFIX = "scalerl/length/"
+VAL_PREFIX = f"{PREFIX}val/"
+STATE_FILE = "scalerl_truncation.json"
 _logger = logging.getLogger(__name__)
 
 
-def watches_lengths(config: Any, step: AdvantageStep) -> bool:
+def watches_lengths(config: Any) -> bool:
     """Whether this run reports lengths: it uses one of our names in its training step, its loop or its alarm."""
     if not isinstance(config, DictConfig):
         return False
     return (
-        step.uses_names
-        or bool(step.shapings)
+        uses_names(config)
+        or bool(OmegaConf.select(config, SHAPING_SECTION))
         or asks_for_interruption(config)
         or OmegaConf.select(config, ALARM_SECTION) is not None
     )
 
 
 def alarm_of(trainer: Any) -> TruncationAlarm:
-    """The alarm of a verl trainer; its window starts empty in each process, a resumed one too."""
+    """The alarm of a verl trainer."""
     alarm = getattr(trainer, "_scalerl_truncation_alarm", None)
     if alarm is None:
         section = OmegaConf.select(trainer.config, ALARM_SECTION)
@@ -44,10 +57,82 @@ def alarm_of(trainer: Any) -> TruncationAlarm:
     return alarm
 
 
-def record_lengths(trainer: Any, batch: Any, step: AdvantageStep) -> None:
-    """Report the lengths of one batch, and raise the alarm if too many responses are cut.
+def save_alarm(trainer: Any, checkpoint_folder: str) -> None:
+    """Write the alarm's window into a checkpoint's folder, which exists."""
+    if watches_lengths(trainer.config):
+        (Path(checkpoint_folder) / STATE_FILE).write_text(json.dumps(alarm_of(trainer).state_dict()))
+
+
+def restore_alarm(trainer: Any, checkpoint_folder: str | None) -> None:
+    """Continue with a checkpoint's window; it starts empty without one (None, or a checkpoint that has none).
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    if checkpoint_folder is None or not watches_lengths(trainer.config):
+        return
+    path = Path(checkpoint_folder) / STATE_FILE
+    if not path.exists():
+        return
+    try:
+        alarm_of(trainer).load_state_dict(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; restore the file, or delete it to start with an empty window") from error
+
+
+@dataclass(frozen=True)
+class BatchLengths:
+    """The responses of a batch.
+
+    Args:
+        rows: row of the last output of each, in the order of the batch; padding rows are no responses.
+        prompt_ids: of each.
+        truncated_R: which ran out of tokens, [R] bool.
+        records: of each, see `LengthRecord`; None where another loop made it.
+    """
+
+    rows: list[int]
+    prompt_ids: list[str]
+    truncated_R: NDArray[np.bool_]
+    records: list[Any]
+
+
+def read_lengths(config: DictConfig, batch: Any) -> BatchLengths:
+    """Look into a batch of verl (KVBatchMeta: keys and tags of the rows).
 
     A response of another agent loop has no record: it counts as truncated if it has the greatest length allowed.
+    """
+    # One whose tokens are all masked is a response: it may be nothing but cut.
+    rows = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+    finals = sorted(rows[index] for index in index_sessions([batch.keys[row] for row in rows]).final_row_S.tolist())
+    fields: Sequence[Any] = [{}] * len(batch.keys)
+    if asks_for_interruption(config):
+        fields = read_extra_fields(batch)
+    records = [fields[row].get(RECORD_KEY) for row in finals]
+    max_length = int(config.data.max_response_length)
+    truncated = [
+        bool(record["truncated"]) if record else int(batch.tags[row]["response_len"]) >= max_length
+        for row, record in zip(finals, records, strict=True)
+    ]
+    return BatchLengths(
+        rows=finals,
+        prompt_ids=[batch.keys[row].rsplit("_", 2)[0] for row in finals],
+        truncated_R=np.array(truncated, dtype=np.bool_),
+        records=records,
+    )
+
+
+def _summarize(
+    truncated_R: NDArray[np.bool_], prompt_ids: Sequence[str], records: Sequence[Any], rewards_R: NDArray[np.float64]
+) -> dict[str, float]:
+    recorded = [index for index, record in enumerate(records) if record]
+    return summarize_truncation(truncated_R, prompt_ids) | summarize_records(
+        [records[index] for index in recorded], rewards_R[np.array(recorded, dtype=np.int64)]
+    )
+
+
+def record_lengths(trainer: Any, batch: Any, step: AdvantageStep) -> None:
+    """Report the lengths of one batch, and raise the alarm if too many responses are cut.
 
     Args:
         trainer: verl's, with the whole config.
@@ -61,27 +146,82 @@ def record_lengths(trainer: Any, batch: Any, step: AdvantageStep) -> None:
     if step.rewards_B is None:
         require_active("verl.training_step.weights")
         raise PatchError("no rewards were seen in this training step: verl computed the advantages in another way")
-    # Padding rows are no responses. One whose tokens are all masked is: it may be nothing but cut.
-    rows = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-    keys = [batch.keys[row] for row in rows]
-    finals = [rows[index] for index in index_sessions(keys).final_row_S.tolist()]
-    records: list[Any] = [None] * len(batch.keys)
-    if asks_for_interruption(trainer.config):
-        records = [fields.get(RECORD_KEY) for fields in read_extra_fields(batch)]
-    max_length = int(trainer.config.data.max_response_length)
-    truncated = [
-        bool(records[row]["truncated"]) if records[row] else int(batch.tags[row]["response_len"]) >= max_length
-        for row in finals
-    ]
-    truncated_R = np.array(truncated, dtype=np.bool_)
-    recorded = [row for row in finals if records[row]]
-    found = summarize_truncation(truncated_R, [batch.keys[row].rsplit("_", 2)[0] for row in finals])
-    found |= summarize_records([records[row] for row in recorded], step.rewards_B[np.array(recorded, dtype=np.int64)])
+    lengths = read_lengths(trainer.config, batch)
+    rewards_R = step.rewards_B[np.array(lengths.rows, dtype=np.int64)]
+    found = _summarize(lengths.truncated_R, lengths.prompt_ids, lengths.records, rewards_R)
     alarm = alarm_of(trainer)
-    is_new = alarm.observe(int(truncated_R.sum()), truncated_R.size)
+    is_new = alarm.observe(int(lengths.truncated_R.sum()), lengths.truncated_R.size)
     found |= {"truncated_window_fraction": alarm.fraction, "truncation_alarm_max": float(alarm.raised)}
     step.metrics.update({f"{PREFIX}{name}": value for name, value in found.items()})
     if is_new:
         if alarm.settings.on_alarm == "stop":
             raise TruncationError(alarm.message())
         _logger.warning(alarm.message())
+
+
+@dataclass
+class ValidationLengths:
+    """What is known of the responses of one validation, batch by batch in verl's order of its samples.
+
+    Args:
+        config: the whole one.
+        batches: as they were sampled.
+        rewards: of all responses, which verl has at the end.
+    """
+
+    config: DictConfig
+    batches: list[BatchLengths] = field(default_factory=list)
+    rewards: list[float] | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the validation; none if verl sampled nothing.
+
+        Raises:
+            PatchError: verl scored other responses than were sampled.
+        """
+        records = [record for batch in self.batches for record in batch.records]
+        if not records:
+            return {}
+        if self.rewards is None or len(self.rewards) != len(records):
+            scored = "none" if self.rewards is None else len(self.rewards)
+            raise PatchError(f"a validation sampled {len(records)} responses and scored {scored}: verl's has changed")
+        found = _summarize(
+            np.concatenate([batch.truncated_R for batch in self.batches]),
+            [prompt for batch in self.batches for prompt in batch.prompt_ids],
+            records,
+            np.array(self.rewards, dtype=np.float64),
+        )
+        return {f"{VAL_PREFIX}{name}": value for name, value in found.items()}
+
+
+@contextlib.contextmanager
+def watch_validation(trainer: Any) -> Iterator[ValidationLengths | None]:
+    """Look at each batch that verl's validation takes from its replay buffer, before it deletes it.
+
+    None in a run that reports no lengths.
+    """
+    if not watches_lengths(trainer.config):
+        yield None
+        return
+    lengths = trainer._scalerl_validation_lengths = ValidationLengths(trainer.config)
+    buffer = trainer.replay_buffer
+    original = buffer.sample
+
+    def sample(*args: Any, **kwargs: Any) -> Any:
+        batch, metrics = original(*args, **kwargs)
+        lengths.batches.append(read_lengths(trainer.config, batch))
+        return batch, metrics
+
+    buffer.sample = sample
+    try:
+        yield lengths
+    finally:
+        del buffer.sample
+        del trainer._scalerl_validation_lengths
+
+
+def note_validation_rewards(trainer: Any, rewards: Sequence[float]) -> None:
+    """Keep the rewards of the validation in progress, if it is watched."""
+    lengths = getattr(trainer, "_scalerl_validation_lengths", None)
+    if lengths is not None:
+        lengths.rewards = [float(reward) for reward in rewards]

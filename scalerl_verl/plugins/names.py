@@ -26,10 +26,13 @@ OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping", "interruption", "trun
 """Keys of ``algorithm.scalerl``."""
 FOR_ANY_ESTIMATOR = frozenset({"reward_shaping", "interruption", "truncation_alarm"})
 """Those that do not need the estimator ``scalerl``."""
+LOSS_SECTION = "actor_rollout_ref.actor.policy_loss"
+LOSS_KEYS = ("eps_max", "token_mask", "sequence_trunc")
+"""Beginnings of our keys of the loss."""
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "": ("scalerl",),
     "algorithm": ("scalerl", *OWN_KEYS),
-    "actor_rollout_ref.actor.policy_loss": ("eps_max", "token_mask_range", "sequence_truncation"),
+    LOSS_SECTION: LOSS_KEYS,
     "trainer.v1": ("pipeline_rl", "ppo_off_policy"),
     "trainer.v1.sampler": ("poll_interval",),
     "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),

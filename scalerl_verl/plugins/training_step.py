@@ -112,14 +112,25 @@ def current_step() -> AdvantageStep | None:
     return _current.get()
 
 
+def _uses_groups(config: Any) -> bool:
+    mode = config.actor_rollout_ref.actor.loss_agg_mode
+    return bool(mode == "prompt-mean" or config.algorithm.adv_estimator == "scalerl")
+
+
+def uses_names(config: Any) -> bool:
+    """Whether a composed config names our estimator, prompt average or policy loss."""
+    return _uses_groups(config) or bool(config.actor_rollout_ref.actor.policy_loss.loss_mode == "scalerl_cispo")
+
+
 @contextlib.contextmanager
 def advantage_step(config: Any, metrics: dict[str, Any]) -> Iterator[AdvantageStep]:
     """Make the actor's aggregation mode and the metrics visible to the estimator for one step."""
-    actor = config.actor_rollout_ref.actor
-    mode = actor.loss_agg_mode
-    uses_groups = mode == "prompt-mean" or config.algorithm.adv_estimator == "scalerl"
-    uses_names = uses_groups or actor.policy_loss.loss_mode == "scalerl_cispo"
-    step = AdvantageStep(mode, metrics, uses_groups=uses_groups, uses_names=uses_names)
+    step = AdvantageStep(
+        config.actor_rollout_ref.actor.loss_agg_mode,
+        metrics,
+        uses_groups=_uses_groups(config),
+        uses_names=uses_names(config),
+    )
     token = _current.set(step)
     try:
         yield step

@@ -64,7 +64,10 @@ class LengthPenalty(RewardShaping):
 
 @register_reward_shaping("exclude_truncated")
 class ExcludeTruncated(RewardShaping):
-    """Leave truncated responses out of the loss, of every denominator and of their group's mean."""
+    """Leave truncated responses out of the loss, of every denominator and of their group's mean.
+
+    A KL loss or an entropy bonus would still count them: the start-up check refuses it beside this.
+    """
 
     leaves_out: ClassVar[bool] = True
 

@@ -134,6 +134,25 @@ class TruncationAlarm:
         self._was_raised = self.raised
         return is_new
 
+    def state_dict(self) -> dict[str, Any]:
+        """The window, as JSON types: (truncated, all) responses of each batch, oldest first."""
+        return {"batches": [list(batch) for batch in self._batches]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the window of `state_dict`, as far as it fits into this alarm's.
+
+        An alarm that is up in it is raised anew by the next batch that keeps it up: a restarted run says so, too.
+
+        Raises:
+            ValueError: something else than a state of this class.
+        """
+        batches = state.get("batches") if set(state) == {"batches"} else None
+        if not isinstance(batches, list) or not all(_is_count(batch) for batch in batches):
+            raise ValueError(f"{dict(state)} is no window of a truncation alarm: [truncated, all] of each batch")
+        self._batches.clear()
+        self._batches.extend((truncated, size) for truncated, size in batches)
+        self._was_raised = False
+
     def message(self) -> str:
         """What to say when it is raised."""
         settings = self.settings
@@ -143,3 +162,7 @@ class TruncationAlarm:
             "5 %. Raise data.max_response_length, use rollout.agent.default_agent_loop=forced_interruption, or leave "
             "truncated responses out (algorithm.scalerl.reward_shaping.exclude_truncated={})"
         )
+
+
+def _is_count(batch: Any) -> bool:
+    return isinstance(batch, list) and [type(number) for number in batch] == [int, int] and 0 <= batch[0] <= batch[1]

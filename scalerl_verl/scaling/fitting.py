@@ -70,13 +70,15 @@ def fit_points(
 ) -> CurveFit:
     """`fit_curve` for checked points."""
     _check_arguments(method, level, errors, grid, fixed_A)
-    if R0 is not None:
-        check_R0(R0)
+    if not warm_up >= 0:
+        raise ValueError(f"warm_up={warm_up:g} must be 0 or more: compute below which points are left out")
     if warm_up > 0:
         kept = points.after(warm_up)
         if not len(kept):
             raise FitRefused("too_few_points", f"no point has a compute of {warm_up:g} or more (the warm-up cut).")
         points = kept
+    if R0 is not None:
+        check_R0(R0)
     num_parameters = 3 + (R0 is None) - (fixed_A is not None)
     check_count(points, num_parameters)
     variance = points.unit_variance() if errors == "absolute" else None

@@ -146,8 +146,8 @@ def _check_values(compute: Array, score: Array, stderr: Array | None) -> None:
     if len(score) and (score.min() < 0 or score.max() > 1):
         raise FitRefused(
             "score_out_of_range",
-            f"scores run from {score.min():g} to {score.max():g}; pass rates lie between 0 and 1 (rewards of +-1 do "
-            "not: fit the accuracy).",
+            f"scores run from {score.min():g} to {score.max():g}; pass rates lie between 0 and 1 (divide percentages "
+            "by 100; of rewards of +-1 fit the accuracy).",
         )
     values, counts = np.unique(compute, return_counts=True)
     if len(values) < len(compute):

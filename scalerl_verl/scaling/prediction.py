@@ -21,6 +21,8 @@ PULLS = (float(np.log(1e-12)), float(np.log(1e4)))
 """Range of the log of the weight of the pseudo-point that pulls the curve at one place."""
 MAX_STEPS = 24
 BAND_POINTS = 40
+JUMP = 0.01  # of the log of the pull: a smaller gap between inside and outside of the limit is a jump
+HALVINGS = 14
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
 
     The curve is pulled up (or down) at one place by a pseudo-point one unit of score away. However hard the pull, what
     results has the least sum of squares of all curves through its score there: it lies on the profile. So the search is
-    for the pull that raises the sum of squares to the limit.
+    for the pull that raises the sum of squares to the limit. Where the profile is not convex no pull does: what results
+    jumps over the limit, and `_halve` searches the gap.
     """
     fixed_R0 = fit.R0_interval is None
     problem = pose(fit.points, fit.R0 if fixed_R0 else None)
@@ -103,6 +106,7 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
     w_JN = np.concatenate([np.repeat(problem.w, num, axis=0), np.zeros((num, 1))], axis=1)
     pull = _first_pull(fit, problem, log_at, limit, free)[place]
     weak, strong = np.full(num, PULLS[0]), np.full(num, np.nan)
+    outer, beyond, missed = np.zeros((num, 4)), np.full(num, np.nan), np.ones(num, dtype=bool)
     ends, active = centre[place].copy(), np.arange(num)
     for _ in range(MAX_STEPS):
         w_JN[active, -1] = np.exp(pull[active])
@@ -117,6 +121,7 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
         reached = _scores(theta, log_at[place[active]])
         ends[active[inside]] = reached[inside]
         weak[active[inside]], strong[active[~inside]] = pull[active[inside]], pull[active[~inside]]
+        outer[active[~inside]], beyond[active[~inside]] = theta[~inside], reached[~inside]
         done = (np.abs(off) < 0.01) | (inside & (pull[active] >= PULLS[1]))
         ends[active[done]] = reached[done]
         there = pull[active] - np.clip(off, -4.0, 4.0)
@@ -126,10 +131,38 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
         pull[active] = np.where(
             between & ~np.isnan(strong[active]), (weak[active] + upper) / 2, np.minimum(inner, upper)
         )
-        active = active[~done]
+        missed[active[done]] = False
+        active = active[~done & ~(strong[active] - weak[active] < JUMP)]
         if not len(active):
             break
+    gaps = np.flatnonzero(missed & ~np.isnan(beyond))
+    if len(gaps):
+        part = Problems(x_JN[gaps], y_JN[gaps], w_JN[gaps], problem.low, problem.high)
+        ends[gaps] = _halve(part, free, (warm[gaps], outer[gaps]), (ends[gaps], beyond[gaps]), sums + limit)
     return ends.clip(0.0, 1.0).reshape(-1, 2)
+
+
+def _halve(part: Problems, free: Mask, starts: tuple[Array, Array], gap: tuple[Array, Array], allowed: float) -> Array:
+    """Scores at the limit, [J], between one inside and one outside of it: the curve is held at the middle of the gap.
+
+    part: data and, last, the place where the curve is held. starts: theta of both ends. gap: scores of both ends.
+    allowed: sum of squares of the data at the limit.
+    """
+    inner, outer = gap
+    y_JN, w_JN = part.y.copy(), part.w.copy()
+    w_JN[:, -1] = np.exp(PULLS[1])
+    for _ in range(HALVINGS):
+        y_JN[:, -1] = middle = (inner + outer) / 2
+        held = Problems(part.x, y_JN, w_JN, part.low, part.high)
+        # Both ends as starts: in between lies the way from one valley into the other.
+        found = [solver.minimise(held, start, free) for start in starts]
+        better = (found[1][1] < found[0][1])[:, None]
+        theta = np.where(better, found[1][0], found[0][0])
+        data = Problems(part.x[:, :-1], part.y[:, :-1], part.w[:, :-1], part.low, part.high)
+        inside = data.sums(theta) <= allowed
+        inner, outer = np.where(inside, middle, inner), np.where(inside, outer, middle)
+        starts = (np.where(inside[:, None], theta, starts[0]), np.where(inside[:, None], starts[1], theta))
+    return inner
 
 
 def _first_pull(fit: CurveFit, problem: Problems, log_at: Array, limit: float, free: Mask) -> Array:

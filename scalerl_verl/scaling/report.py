@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 from scalerl_verl.scaling.backtest import Forecast
@@ -19,16 +20,21 @@ NAMES = {"sigmoid": "sigmoid (Eq. 1)", "power_law": "power law", "logistic": "lo
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns aligned by spaces: the first to the left, the others to the right."""
     lines = [list(header), *map(list, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
 
     def render(line: Sequence[str]) -> str:
-        cells = [
-            line[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-        ]
+        gaps = [" " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)]
+        cells = [line[0] + gaps[0], *(gap + cell for gap, cell in zip(gaps[1:], line[1:], strict=True))]
         return "  ".join(cells).rstrip()
 
     return "\n".join([render(lines[0]), "  ".join("-" * width for width in widths), *map(render, lines[1:])])
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: names of runs may hold wide characters and combining ones."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
 
 
 def number(value: float) -> str:

@@ -25,6 +25,8 @@ C_MID_MARGIN = 100.0
 GRID_STEP_B = 0.35  # of log B; the basin of attraction of a solution is wider than this
 NUM_GRID_C_MID = 48
 NUM_STARTS = 4
+MAX_POINTS_OF_STARTS = 1000
+"""The grid of starts is laid over no more points; neighbours are averaged, and the finishing steps see all of them."""
 MAX_ITERATIONS = 80
 TOLERANCE = 1e-13  # of the sum of squares, relative: half the digits of a parameter
 
@@ -73,6 +75,7 @@ def make_bounds(compute: Array, given_R0: float | None) -> tuple[Array, Array]:
 
 def find_starts(problems: Problems, fixed_R0: bool) -> Array:
     """Starts for `minimise` from a grid of (log B, log C_mid), [M, NUM_STARTS, 4]; x must be shared by all problems."""
+    problems = _average_neighbours(problems, MAX_POINTS_OF_STARTS)
     low, high = problems.low, problems.high
     num_B = max(int(np.ceil((high[LOG_B] - low[LOG_B]) / GRID_STEP_B)), 8)
     grid_B = np.linspace(low[LOG_B], high[LOG_B], num_B)
@@ -91,6 +94,18 @@ def find_starts(problems: Problems, fixed_R0: bool) -> Array:
     cells = np.argpartition(ranked, NUM_STARTS, axis=1)[:, :NUM_STARTS]
     rows = np.arange(len(cells))[:, None]
     return np.stack([best_A[rows, cells], log_B[cells], log_C[cells], best_R0[rows, cells]], axis=-1)
+
+
+def _average_neighbours(problems: Problems, most: int) -> Problems:
+    """The problems on at most ``most`` points: means over neighbours, weighted; x must be shared and sorted."""
+    num = problems.x.shape[1]
+    if num <= most:
+        return problems
+    edges = np.linspace(0, num, most, endpoint=False).astype(int)
+    w = np.add.reduceat(problems.w, edges, axis=1)
+    y = np.add.reduceat(problems.w * problems.y, edges, axis=1) / np.maximum(w, 1e-300)
+    x = np.add.reduceat(problems.x, edges, axis=1) / np.diff([*edges, num])
+    return Problems(x, y, w, problems.low, problems.high)
 
 
 def _spread(x: Array, count: int) -> Array:

@@ -105,6 +105,8 @@ def find_fall(points: Points) -> tuple[int, int, float] | None:
 
 
 def _step_like(fit: CurveFit) -> Trouble | None:
+    if fit.A <= fit.R0 + A_EDGE:
+        return None  # without a rise any B fits, and there is no step
     _, high = solver.make_bounds(fit.points.compute, fit.R0)
     most = float(np.exp(high[solver.LOG_B]))
     if fit.B_interval[1] < 0.99 * most and most * 0.99 > fit.B:

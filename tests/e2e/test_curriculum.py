@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from scalerl_verl.curves.reading import read_run
+from scalerl_verl.curves.selection import choose_curve
 from tests.e2e.conftest import RunVerl
 from tests.e2e.launching import GROUP_SIZE, VerlRun
 
@@ -247,3 +249,29 @@ def test_every_epoch_of_a_resumed_asynchronous_run_is_complete(
         assert set(mine) == set(range(ROWS)) - gone if rows else set(mine) <= set(range(ROWS)) - gone
     assert not rows, "prompts beyond the last epoch of the file"
     assert [line["epoch"] for line in listed if line["event"] == "epoch"] in ([1, 2, 3], [1, 2, 3, 4])
+
+
+def test_ledger_of_a_resumed_asynchronous_run_joins_its_attempts(
+    asynchronous: VerlRun, asynchronous_resumed: VerlRun
+) -> None:
+    """Nothing is counted twice or lost: what the first attempt spent after the checkpoint is wasted, the rest stays."""
+    before, after = first_metrics(asynchronous), asynchronous_resumed.metrics
+    name = "scalerl/compute/"
+    tokens = before[SAVED][f"{name}generated_tokens"]
+    for step in range(SAVED + 1, STEPS + 1):
+        tokens += after[step]["scalerl/data/generated_tokens_sum"]
+        assert after[step][f"{name}generated_tokens"] == tokens and after[step][f"{name}steps"] == step
+    lost = before[STEPS][f"{name}generated_tokens"] - before[SAVED][f"{name}generated_tokens"]
+    assert after[STEPS][f"{name}wasted_tokens"] == lost > 0
+    hours = [metrics[f"{name}gpu_hours"] for metrics in (before[SAVED], *after.values())]
+    assert hours == sorted(hours)
+    assert 0 < 3600 * after[STEPS][f"{name}wasted_gpu_hours"] < asynchronous.seconds
+    states = read_lines(asynchronous.folder / "checkpoints" / "scalerl_compute.jsonl")
+    spent = [state["totals"]["gpu_seconds"] + state["wasted_gpu_seconds"] for state in states]
+    assert len(states) == STEPS + (STEPS - SAVED) and spent == sorted(spent)
+    # The logs of both attempts, in one folder, are one run.
+    joined = read_run([asynchronous.folder])
+    curve = choose_curve(joined, x="tokens", y="critic/score/mean")
+    assert list(curve.steps) == list(range(1, STEPS + 1))
+    merged = [before[step] if step <= SAVED else after[step] for step in curve.steps]
+    assert list(curve.compute) == [metrics[f"{name}generated_tokens"] for metrics in merged]

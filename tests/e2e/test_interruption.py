@@ -96,6 +96,21 @@ def test_interrupted_responses_answer_and_fewer_are_cut(run: VerlRun) -> None:
     assert complete[1] < responses
 
 
+def test_validation_reports_its_own_lengths(run: VerlRun) -> None:
+    """Every second prompt is of verl's loop, which leaves no record: it counts in the truncated fraction only."""
+    outputs = list(texts(run, "validation", 0))
+    val = {key.removeprefix("scalerl/length/val/"): value for key, value in run.metrics[0].items()}
+    ours = [text for number, text in outputs if number % 2 == 0]
+    assert val["interrupted_fraction"] == pytest.approx(sum(PHRASE in text for text in ours) / len(ours))
+    assert val["interrupted_fraction"] + val["natural_close_fraction"] == pytest.approx(1)
+    # One of verl's that ends with its last token looks like one that is cut: <think>, letters, </think>, digit, end.
+    at_limit = [len(re.sub("</?think>", "", text)) + 3 >= TOTAL for number, text in outputs if number % 2]
+    assert val["truncated_fraction"] == pytest.approx(sum(at_limit) / len(outputs))
+    assert val["thinking_tokens_mean"] <= VAL_BUDGET < LOW, "its budget, not that of training"
+    assert val["continuation_cached_fraction"] >= 0 and "truncation_alarm_max" not in val
+    assert "scalerl/length/val/truncated_fraction" not in run.metrics[1]
+
+
 def test_training_responses_draw_from_the_range_and_every_one_answers(run: VerlRun) -> None:
     drawn = set()
     for step in range(1, STEPS + 1):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,21 @@ def test_interruption_goes_with_weight_updates(run: VerlRun) -> None:
         assert metrics["scalerl/length/thinking_tokens_mean"] <= HIGH
         assert metrics["scalerl/length/truncated_fraction"] > 0, "its answers use up their budget"
         assert math.isfinite(metrics["scalerl/mismatch/log_ratio_abs_max"])
+
+
+def test_ledger_counts_trainer_and_generator_through_an_asynchronous_run(run: VerlRun) -> None:
+    """Three devices: two trainer ranks, one replica. Each step holds two updates, whose tokens all count."""
+    ledger = [
+        {key.removeprefix("scalerl/compute/"): value for key, value in run.metrics[step].items() if "/compute/" in key}
+        for step in range(1, STEPS + 1)
+    ]
+    tokens = 0
+    for step, spent in enumerate(ledger, 1):
+        tokens += run.metrics[step]["scalerl/data/generated_tokens_sum"]
+        assert (spent["steps"], spent["generated_tokens"]) == (step, tokens)
+        assert 0 < spent["trained_tokens"] <= tokens and spent["wasted_gpu_hours"] == spent["wasted_tokens"] == 0
+    for name in ("gpu_hours", "trained_tokens", "model_flops"):
+        assert all(later[name] > earlier[name] for earlier, later in pairwise(ledger)), name
+    # From taking the devices on: start-up, too, but no more than the run took.
+    stepped = 3 * sum(run.metrics[step]["timing_s/step"] for step in range(1, STEPS + 1))
+    assert stepped < 3600 * ledger[-1]["gpu_hours"] < 3 * run.seconds

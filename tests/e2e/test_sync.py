@@ -198,6 +198,16 @@ def test_resumed_ledger_counts_nothing_twice_and_loses_nothing(first: VerlRun, r
     assert [point["totals"]["steps"] for point in states[-1]["points"]] == [0, 2, 3]
 
 
+def test_window_of_the_truncation_alarm_survives_the_resumption(first: VerlRun, resumed: VerlRun) -> None:
+    """The window of ten that the checkpoint holds (batches that a toggle replayed count, too), and one batch more."""
+    state = json.loads((first.folder / "checkpoints" / "global_step_2" / "scalerl_truncation.json").read_text())
+    assert len(state["batches"]) >= 2
+    size, last = NUM_PROMPTS * GROUP_SIZE, resumed.metrics[3]
+    assert all(batch[1] == size for batch in state["batches"])
+    cut = [*(batch[0] for batch in state["batches"]), last["scalerl/length/truncated_fraction"] * size][-10:]
+    assert last["scalerl/length/truncated_window_fraction"] == pytest.approx(sum(cut) / (len(cut) * size))
+
+
 def test_logs_of_every_tracker_hold_the_same_curve(first: VerlRun, resumed: VerlRun) -> None:
     """The JSONL, TensorBoard and W&B files of the first attempt, and both attempts joined."""
     folder = first.folder

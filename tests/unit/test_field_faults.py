@@ -15,24 +15,26 @@ TESTS = Path(__file__).resolve().parents[1]
 CHECKS = "unit/plugins/test_config_checks.py"
 PIPELINE_CHECKS = "unit/plugins/test_pipeline_checks.py"
 UPDATES = "e2e/test_engine_updates.py"
+RATIO = "unit/plugins/test_ratio_checks.py"
+ADVANTAGE = "unit/plugins/test_advantage_checks.py"
 PROBE = "unit/plugins/test_generator_probe.py"
 ENGINE = "e2e/test_generator_head.py::test_log_probs_are_those_of_float64_and_follow_the_weights"
 
 # Fault -> tests, as file::function or file::key of the table of refused configurations.
 FAULTS: dict[str, tuple[str, ...]] = {
     "old log-probs recomputed before the update: the ratio is 1 and truncation never acts": (
-        f"{CHECKS}::recomputed log-probs",
+        f"{RATIO}::recomputed log-probs",
     ),
     "a positive lower clip off-policy lets drift run away": (
         "unit/losses/test_cispo.py::test_cap_is_absolute_and_there_is_no_lower_clip_off_policy",
     ),
     "another temperature in scoring than in sampling": (
-        f"{CHECKS}::raw log-probs at another temperature",
-        f"{CHECKS}::raw log-probs through the engine's own arguments",
+        f"{RATIO}::raw log-probs at another temperature",
+        f"{RATIO}::raw log-probs through the engine's own arguments",
     ),
     "top-p or top-k: the renormaliser leaks into the ratio": (
-        f"{CHECKS}::nucleus sampling",
-        f"{CHECKS}::top-k sampling",
+        f"{RATIO}::nucleus sampling",
+        f"{RATIO}::top-k sampling",
     ),
     "log-probs of -inf, overflowing ratios, anything at masked positions: a NaN loss": (
         "unit/losses/test_cispo.py::test_nonfinite_logprobs_never_reach_the_loss",
@@ -99,7 +101,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "group of one, std of 0, float noise of equal rewards: huge or NaN advantages": (
         "unit/advantages/test_estimator.py::test_float_noise_group_of_one_and_zero_std_give_exact_zeros",
         "unit/advantages/test_zero_variance.py::test_float_noise_of_equal_rewards_counts_as_zero_variance",
-        f"{CHECKS}::group of one",
+        f"{ADVANTAGE}::group of one",
     ),
     "batch not divisible by the group, partial groups: tail advantages far too large": (
         "unit/advantages/test_estimator.py::test_incomplete_tail_groups_get_advantages_of_the_usual_size",

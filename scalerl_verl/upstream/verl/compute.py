@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count a run's compute in the trainer, keep the count with its checkpoints, log it with its steps."""
+"""Count a run's compute in the trainer, keep the count with its checkpoints, log it with its steps.
+
+Methods that are wrapped for this serve the lengths of responses, too: a symbol is wrapped once.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,14 @@ def _build_load(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _load_checkpoint(self: Any) -> Any:
         from scalerl_verl.plugins.compute import resumed_folder, start_ledger
+        from scalerl_verl.plugins.length_step import restore_alarm
 
         result = original(self)
         ledger = start_ledger(self)
         if ledger is not None:
-            ledger.restore(resumed_folder(self))
+            folder = resumed_folder(self)
+            ledger.restore(folder)
+            restore_alarm(self, folder)
         return result
 
     return _load_checkpoint
@@ -44,6 +50,7 @@ def _build_save(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _save_checkpoint(self: Any) -> Any:
         from scalerl_verl.plugins.compute import find_ledger
+        from scalerl_verl.plugins.length_step import save_alarm
 
         ledger = find_ledger(self)
         if ledger is None:
@@ -51,6 +58,7 @@ def _build_save(original: Any, module: ModuleType) -> Any:
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         # Before: a checkpoint that verl has marked as the latest is never without it. After: with the time of saving.
         ledger.save(folder)
+        save_alarm(self, folder)
         result = original(self)
         ledger.save(folder)
         return result
@@ -62,12 +70,16 @@ def _build_validate(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _validate(self: Any) -> Any:
         from scalerl_verl.plugins.compute import begin_validation, end_validation, find_ledger
+        from scalerl_verl.plugins.length_step import watch_validation
 
         ledger = find_ledger(self)
         if ledger is None:
             return original(self)
         begin_validation(ledger, self.global_steps)
-        metrics = original(self)
+        with watch_validation(self) as lengths:
+            metrics = original(self)
+            if lengths is not None:
+                metrics.update(lengths.metrics())
         metrics.update(end_validation(ledger, self.total_training_steps))
         if self.global_steps == 0 or not hasattr(self, "timing_raw"):
             ledger.before_validation = None  # no step to log: this is the validation before training
@@ -82,10 +94,12 @@ def _build_samples(original: Any, module: ModuleType) -> Any:
         self: Any, data_sources: Any, sample_uids: Any, reward_extra_infos_dict: Any, *args: Any, **kwargs: Any
     ) -> Any:
         from scalerl_verl.plugins.compute import find_ledger, note_samples
+        from scalerl_verl.plugins.length_step import note_validation_rewards
 
         ledger = find_ledger(self)
         if ledger is not None:
             note_samples(ledger, data_sources, sample_uids, reward_extra_infos_dict)
+            note_validation_rewards(self, reward_extra_infos_dict["reward"])
         return original(self, data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs)
 
     return _val_metrics_update
@@ -134,22 +148,24 @@ SPECS = (
         "load",
         "_load_checkpoint",
         _build_load,
-        "The compute spent so far has to continue from the checkpoint; verl has no hook on load.",
+        "The compute spent so far and the truncation alarm's window have to continue from the checkpoint; verl has no "
+        "hook on load.",
         "5dc5c3d77c2619e07b9170062a1a087deed0ca42dc7f69c8806d8e427a56b5d9",
     ),
     _spec(
         "save",
         "_save_checkpoint",
         _build_save,
-        "The count must be in the folder before verl marks the checkpoint as the latest; its on_save callback comes "
-        "after that, and is the user's.",
+        "Count and alarm window must be in the folder before verl marks the checkpoint as the latest; its on_save "
+        "callback comes after that, and is the user's.",
         "8b4e2c0174d5cc8f831d980f333fc08584686cb2e6074c8d465c183d54a61d45",
     ),
     _spec(
         "validate",
         "_validate",
         _build_validate,
-        "A validation has to be logged with the compute that its weights had cost, also the one before training.",
+        "A validation, also the one before training, has to be logged with the compute that its weights had cost, and "
+        "with the lengths of its responses, whose records verl deletes.",
         "103901797711b404b45a4274db77eab3162923134af7fdcee98856df66a06d5b",
     ),
     _spec(

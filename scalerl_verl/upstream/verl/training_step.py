@@ -24,7 +24,7 @@ def _build_step(original: Any, module: ModuleType) -> Any:
         sampler = find_sampler(self)
         with advantage_step(self.config, metrics) as step:
             step.shapings = read_shapings(self.config)
-            watched = watches_lengths(self.config, step)
+            watched = watches_lengths(self.config)
             step.keep_rewards = sampler is not None or watched
             if step.shapings:
                 step.batch, step.max_response_length = batch, int(self.config.data.max_response_length)

@@ -22,7 +22,9 @@ from scalerl_verl.advantages.reward_shaping import (
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        reward_shaping, "_REGISTRY", {"scale": Scale, "leave_out_cut": LeaveOutCut, "nothing": RewardShaping}
+        reward_shaping,
+        "_REGISTRY",
+        {"scale": Scale, "needs": Needs, "leave_out_cut": LeaveOutCut, "nothing": RewardShaping},
     )
 
 
@@ -36,6 +38,14 @@ class Scale(RewardShaping):
 
     def shape(self, responses: Responses) -> np.ndarray:
         return self.factor * responses.rewards_R
+
+
+@dataclass(frozen=True)
+class Needs(RewardShaping):
+    amount: float
+    count: int | None = None
+    on: bool = True
+    steps: tuple[int, ...] = ()
 
 
 class LeaveOutCut(RewardShaping):
@@ -83,11 +93,17 @@ def test_shapings_apply_in_order_with_their_options() -> None:
     [
         (
             {"length_penalti": {}},
-            r"reward_shaping\.length_penalti does not exist; the names are: leave_out_cut, nothing",
+            r"reward_shaping\.length_penalti does not exist; the names are: leave_out_cut, needs, nothing",
         ),
         ({"scale": {"by": 2}}, r"reward_shaping\.scale\.by does not exist; the options are: factor"),
         ({"leave_out_cut": {"by": 2}}, r"leave_out_cut\.by does not exist; the options are: none"),
         ({"scale": {"factor": 0}}, r"reward_shaping\.scale\.factor=0 must be above 0"),
+        ({"scale": {"factor": "2"}}, r"reward_shaping\.scale\.factor='2' must be a number"),
+        ({"scale": {"factor": True}}, r"reward_shaping\.scale\.factor=True must be a number"),
+        ({"needs": None}, r"reward_shaping\.needs\.amount is missing and has no default"),
+        ({"needs": {"amount": None}}, r"reward_shaping\.needs\.amount=None must be a number"),
+        ({"needs": {"amount": 1, "count": 2.5}}, r"needs\.count=2\.5 must be a whole number or null"),
+        ({"needs": {"amount": 1, "on": "yes"}}, r"needs\.on='yes' must be True or False"),
         ({"scale": 2.0}, r"reward_shaping\.scale=2\.0 must be a section"),
         ("scale", r"reward_shaping='scale' must map names to their options"),
     ],
@@ -95,6 +111,11 @@ def test_shapings_apply_in_order_with_their_options() -> None:
 def test_what_cannot_be_is_refused(section: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make_reward_shapings(section)
+
+
+def test_whole_numbers_and_null_stand_where_a_field_takes_them() -> None:
+    made = make_reward_shapings({"needs": {"amount": 1, "count": None, "on": False, "steps": (1, 2)}})
+    assert made == {"needs": Needs(1.0, None, False, (1, 2))}
 
 
 def test_name_of_another_class_is_refused() -> None:

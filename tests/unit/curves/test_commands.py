@@ -171,6 +171,8 @@ def check_golden(name: str, text: str) -> None:
         ("predict", ["predict", "a", "short", "--at", "1e5", "--reach", "0.6", "0.9", "--budget", "1e5"]),
         ("backtest", ["backtest", "a", "--R0", "0.3", "--shares", "0.02", "0.25", "0.5"]),
         ("quickstart", ["fit", "quickstart", "--x", "tokens"]),
+        ("quickstart_ledger", ["fit", "quickstart_ledger", "--rivals"]),
+        ("quickstart_backtest", ["backtest", "quickstart_ledger"]),
     ],
 )
 def test_golden_report(name, arguments, write_csv, capsys):
@@ -179,7 +181,9 @@ def test_golden_report(name, arguments, write_csv, capsys):
         "b": write_csv("b", A=0.60),
         "near": write_csv("near", A=0.65),
         "short": write_csv("short", last=8000),
-        "quickstart": Path(__file__).parent / "quickstart",  # the log of a real run of recipes/quickstart
+        # Logs of real runs of recipes/quickstart: one without the ledger, and one with it.
+        "quickstart": Path(__file__).parent / "quickstart",
+        "quickstart_ledger": Path(__file__).parent / "quickstart_ledger",
     }
     _, out, _ = run(capsys, *[paths.get(argument, argument) for argument in arguments])
     check_golden(name, out)
@@ -218,3 +222,9 @@ def test_fit_runs_without_optional_packages(write_csv):
     command = [sys.executable, "-c", code, "fit", str(write_csv("a")), "--bootstrap", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "identified" in done.stdout, done.stderr
+
+
+def test_reader_that_goes_away_is_no_traceback(write_csv):
+    command = f"{sys.executable} -m scalerl_verl.cli fit {write_csv('a')} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stderr == "" and done.stdout.strip() in ("0", "141"), "0: it wrote before the reader had gone"

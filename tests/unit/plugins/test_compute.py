@@ -21,6 +21,7 @@ from scalerl_verl.upstream.verl import compute as patches
 from scalerl_verl.upstream.verl import training_step
 
 FLOPS_PER_TOKEN = 100.0
+MAX_LENGTH = 8
 
 
 def make_config(folder: Path, **changes: Any) -> Any:
@@ -38,11 +39,20 @@ def make_config(folder: Path, **changes: Any) -> Any:
                 "rollout": {"nnodes": 0, "n_gpus_per_node": 4},
             },
             "reward": {"reward_model": {"enable_resource_pool": False}},
+            "data": {"max_response_length": MAX_LENGTH},
         }
     )  # fmt: skip
     for path, value in changes.items():
         OmegaConf.update(config, path.replace("__", "."), value)
     return config
+
+
+class StubBuffer:
+    """Stands for verl's ReplayBuffer: two responses to the prompt asked for, the second of the greatest length."""
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: str) -> Any:
+        tags = [{"response_len": MAX_LENGTH - 2}, {"response_len": MAX_LENGTH}]
+        return SimpleNamespace(keys=[f"{batch_size}_0_0", f"{batch_size}_1_0"], tags=tags), {}
 
 
 class StubTrainer:
@@ -55,6 +65,7 @@ class StubTrainer:
 
     def __init__(self, config: Any) -> None:
         self.config, self.global_steps = config, 0
+        self.replay_buffer = StubBuffer()
 
     def init(self) -> None:
         self._load_checkpoint()
@@ -69,6 +80,8 @@ class StubTrainer:
         (folder / "latest_checkpointed_iteration.txt").write_text(str(self.global_steps))
 
     def _validate(self) -> dict[str, float]:
+        for prompt in ("p", "q"):
+            self.replay_buffer.sample(global_steps=self.global_steps, partition_id="val", batch_size=prompt)
         return self._val_metrics_update(["a"] * 4, ["p", "p", "q", "q"], {"reward": [1, -1, 1, 1]}, [])
 
     def _val_metrics_update(
@@ -161,6 +174,17 @@ def test_validation_is_logged_with_the_compute_before_it(tmp_path):
         before["scalerl/compute/gpu_hours"] < during["scalerl/compute/gpu_hours"] < after["scalerl/compute/gpu_hours"]
     )
     assert "scalerl/forecast/num_points" in during and "scalerl/validation/pass_rate" not in after
+
+
+def test_validation_reports_its_lengths_and_leaves_verl_s_buffer_alone(tmp_path):
+    trainer = start(tmp_path)
+    found = trainer._validate()
+    assert {name: value for name, value in found.items() if name.startswith("scalerl/length/")} == {
+        "scalerl/length/val/truncated_fraction": 0.5,
+        "scalerl/length/val/prompts_truncated_fraction": 1.0,
+        "scalerl/length/val/truncated_fraction_prompt_max": 0.5,
+    }
+    assert vars(trainer.replay_buffer) == {} and not hasattr(trainer, "_scalerl_validation_lengths")
 
 
 def test_resumed_run_continues_the_count(tmp_path):

@@ -18,7 +18,7 @@ from scalerl_verl.plugins.interruption_settings import (
     read_settings,
 )
 from tests.recipe_modules import load_quickstart_module
-from tests.unit.plugins.test_config_checks import changed
+from tests.unit.plugins.composed import changed
 
 THINKING = load_quickstart_module("model").build_tokenizer()
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from scalerl_verl.plugins.config_checks import find_problems
-from tests.unit.plugins.test_config_checks import compose_config
+from tests.unit.plugins.composed import compose_config
 
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 TABLE = README.split("One piece left out of `recipe`")[1].split("| preset |")[0]

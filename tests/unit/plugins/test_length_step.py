@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils import tensordict_utils as tu
 from verl.utils.transferqueue_utils import KVBatchMeta
 
-from scalerl_verl.errors import TruncationError
+from scalerl_verl.errors import PatchError, TruncationError
+from scalerl_verl.plugins import length_step
 from scalerl_verl.rollout.interruption import RECORD_KEY, LengthRecord
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.upstream.verl import training_step as patches
@@ -146,3 +148,74 @@ def test_alarm_stops_the_run_if_asked_to() -> None:
         run_step(trainer)
     calm = Trainer(window_batches=1, on_alarm="stop", fraction=0.5)
     assert run_step(calm)["truncation_alarm_max"] == 0.0
+
+
+def test_window_survives_a_checkpoint(tmp_path: Path) -> None:
+    """A resumed run must not have to be cut for a whole window again before the alarm is raised."""
+    first = Trainer(window_batches=3, on_alarm="stop", fraction=0.4)
+    run_step(first)
+    run_step(first)
+    length_step.save_alarm(first, str(tmp_path))
+    resumed = Trainer(window_batches=3, on_alarm="stop", fraction=0.4)
+    length_step.restore_alarm(resumed, str(tmp_path))
+    with pytest.raises(TruncationError, match="last 3 batches"):
+        run_step(resumed)
+    fresh = Trainer(window_batches=3, on_alarm="stop", fraction=0.4)
+    length_step.restore_alarm(fresh, None)
+    length_step.restore_alarm(fresh, str(tmp_path / "saved before there was an alarm"))
+    assert run_step(fresh)["truncation_alarm_max"] == 0.0
+    (tmp_path / length_step.STATE_FILE).write_text("{")
+    with pytest.raises(ValueError, match=f"{length_step.STATE_FILE}.*delete it to start with an empty window"):
+        length_step.restore_alarm(fresh, str(tmp_path))
+
+
+def test_a_run_of_verl_s_own_names_saves_no_window(tmp_path: Path) -> None:
+    length_step.save_alarm(Trainer(loop="single_turn_agent", estimator="grpo"), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+class Buffer:
+    """Stands for verl's ReplayBuffer: the rows in two batches, the outputs of a session in any order."""
+
+    def __init__(self) -> None:
+        self.parts = [["b_1_0", "b_0_0"], ["a_1_0", "a_0_0"]]
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        keys = self.parts.pop(0)
+        lengths = dict(zip(ROWS, LENGTHS, strict=True))
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=[{"response_len": lengths[k]} for k in keys]), {}
+
+
+def test_metrics_of_a_validation_of_several_batches() -> None:
+    trainer = Trainer()
+    trainer.replay_buffer = Buffer()
+    with length_step.watch_validation(trainer) as lengths:
+        assert lengths is not None
+        for _ in range(2):
+            trainer.replay_buffer.sample(global_steps=0, partition_id="val", batch_size=1)
+        length_step.note_validation_rewards(trainer, [-1.0, 1.0, -1.0, 1.0])
+        found = lengths.metrics()
+    # As of the same rows in training, without the alarm.
+    expected = {f"scalerl/length/val/{name}": value for name, value in run_step(Trainer()).items()}
+    alarm = ("scalerl/length/val/truncated_window_fraction", "scalerl/length/val/truncation_alarm_max")
+    assert found == {name: pytest.approx(value) for name, value in expected.items() if name not in alarm}
+    assert set(vars(trainer.replay_buffer)) == {"parts"}, "the buffer is verl's own again"
+
+
+def test_validation_that_scored_other_responses_than_it_sampled_is_an_error() -> None:
+    trainer = Trainer()
+    trainer.replay_buffer = Buffer()
+    with length_step.watch_validation(trainer) as lengths:
+        trainer.replay_buffer.sample(global_steps=0, partition_id="val", batch_size=1)
+        with pytest.raises(PatchError, match="sampled 2 responses and scored none"):
+            lengths.metrics()
+        length_step.note_validation_rewards(trainer, [1.0])
+        with pytest.raises(PatchError, match="sampled 2 responses and scored 1"):
+            lengths.metrics()
+
+
+def test_validation_of_a_run_of_verl_s_own_names_is_not_looked_at() -> None:
+    trainer = Trainer(loop="single_turn_agent", estimator="grpo")
+    with length_step.watch_validation(trainer) as lengths:
+        assert lengths is None
+        length_step.note_validation_rewards(trainer, [1.0])

@@ -9,10 +9,9 @@ import pytest
 
 from scalerl_verl.plugins.config_checks import find_problems
 from scalerl_verl.upstream.activation import PLATFORM_ENV
-from tests.unit.plugins.test_config_checks import ACTOR, ROLLOUT, changed, clean_environment, compose_config
+from tests.unit.plugins.composed import ACTOR, MODEL, ROLLOUT, changed, compose_config
 
-__all__ = ["clean_environment"]  # a fixture for every test of this module too
-MODEL = "actor_rollout_ref.model"
+pytestmark = pytest.mark.usefixtures("clean_environment")
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
@@ -27,7 +26,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         {"algorithm.rollout_correction.bypass_mode": False},
         "bypass_mode=False with trainer.v1.trainer_mode=pipeline_rl",
     ),
-    "no log-probs": ({f"{ROLLOUT}.calculate_log_probs": False}, "needs the sampling-time log-probs"),
+    "no log-probs": ({f"{ROLLOUT}.calculate_log_probs": False}, "calculate_log_probs=False records no log-probs"),
     "two updates a version": ({f"{ACTOR}.ppo_mini_batch_size": 128}, "every optimizer step is a version"),
     "two epochs a batch": ({f"{ACTOR}.ppo_epochs": 2}, f"{ACTOR}.ppo_epochs=2"),
     "hybrid engine": ({"actor_rollout_ref.hybrid_engine": True}, "has to stop for every step"),

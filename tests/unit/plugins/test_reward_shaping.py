@@ -26,7 +26,7 @@ from scalerl_verl.advantages.reward_shaping import Responses, RewardShaping
 from scalerl_verl.plugins.config_checks import find_problems
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.upstream.verl import training_step as patches
-from tests.unit.plugins.test_config_checks import changed
+from tests.unit.plugins.composed import changed
 
 MAX_LENGTH = 6
 ROWS: dict[str, tuple[int, int, float]] = {

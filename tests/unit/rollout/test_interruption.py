@@ -158,6 +158,20 @@ def test_a_model_that_is_writing_the_phrase_itself_gets_only_the_rest() -> None:
     assert decode(response.token_ids) == "<t>aaaStop" + phrase + "42$" and record["injected_tokens"] == len(phrase)
 
 
+@pytest.mark.parametrize("letters", range(6))
+def test_a_phrase_begun_inside_a_token_is_completed_or_repeated_but_never_broken(letters: int) -> None:
+    """Two characters a token, and the budget of 6 ends anywhere in the phrase that the model is writing."""
+    chosen = settings(phrase="Stop. Now.</t>", budget=6)
+    script = make_script(chosen, pairs=True)
+    response = InterruptedResponse(script, make_budgets(chosen, script, 40), 6, thinks=None)
+    sampled = ("<t>" + "a" * letters + "Stop. Now and then")[:12]
+    response.add(encode_pairs(sampled), None, stopped=False)
+    goes_on = len(sampled.removeprefix("<t>" + "a" * letters)) >= len("Stop.")
+    whole = "<t>" + "a" * letters + chosen.phrase if goes_on else sampled + chosen.phrase
+    assert decode(response.token_ids) == whole and response.next_limit() == 4
+    assert response.phrase_span == (6, len(response.token_ids)) and len(response.token_ids) <= 6 + 7
+
+
 @pytest.mark.parametrize("answer_tokens", [0, 1, 3])
 def test_answer_budget_bounds_the_answer(answer_tokens: int) -> None:
     response, record, engine = run("<t>abcdefghijkl", text := "4242424242", answer_tokens=answer_tokens)
@@ -195,6 +209,23 @@ def test_stop_strings_end_a_response_at_any_place(filler: int) -> None:
         assert text == "<t>" + "a" * filler + "##" and record["outcome"] == "unclosed"
     else:
         assert record["outcome"] == "interrupted"
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("begun", [1, 2, 3])
+def test_a_stop_string_that_begins_within_the_budget_ends_the_response(begun: int, pairs: bool) -> None:
+    """Two requests hold one half each, and the engine looks for it in each by itself."""
+    chars = 16 if pairs else 8
+    engine_text = "1" * (chars - begun) + "STOP" + "9" * 20
+    response, record, engine = run(engine_text, pairs=pairs, params={**PARAMS, "stop": ["STOP"]})
+    # A token of two characters may reach beyond it, as in a single request.
+    assert decode(response.token_ids) == engine_text[: chars - begun + 4 + (begun % 2 if pairs else 0)]
+    assert not record["truncated"] and len(engine.asked) == 2
+
+
+def test_a_stop_string_is_not_put_together_from_the_phrase_and_the_answer() -> None:
+    response, record, _ = run("<t>abcdefghijkl", ">42$", params={**PARAMS, "stop": ["t>>"]})
+    assert decode(response.token_ids).endswith(PHRASE + ">42$") and record["answer_tokens"] == 4
 
 
 def test_a_response_that_opens_no_thinking_is_left_alone() -> None:

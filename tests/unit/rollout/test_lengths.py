@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,37 @@ def test_batches_count_by_their_responses() -> None:
     alarm.observe(1, 1)
     alarm.observe(0, 99)
     assert alarm.fraction == pytest.approx(0.01) and not alarm.raised
+
+
+def test_window_goes_on_from_its_state_in_an_alarm_of_any_size() -> None:
+    alarm = TruncationAlarm(AlarmSettings(fraction=0.1, window_batches=3))
+    for count in (0, 1, 5):
+        alarm.observe(count, 10)
+    state = json.loads(json.dumps(alarm.state_dict()))
+    for window, batches in (3, [[0, 10], [1, 10], [5, 10]]), (2, [[1, 10], [5, 10]]), (9, state["batches"]):
+        resumed = TruncationAlarm(AlarmSettings(fraction=0.1, window_batches=window))
+        resumed.observe(7, 7)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == {"batches": batches}
+    assert resumed.fraction == alarm.fraction and not resumed.raised, "nine batches were not seen yet"
+
+
+def test_alarm_that_was_up_is_raised_anew_after_a_restart() -> None:
+    alarm = TruncationAlarm(AlarmSettings(fraction=0.1, window_batches=2))
+    assert [alarm.observe(5, 10) for _ in range(3)] == [False, True, False]
+    resumed = TruncationAlarm(alarm.settings)
+    resumed.load_state_dict(alarm.state_dict())
+    assert [resumed.observe(5, 10) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"batches": 3}, {"batches": [[1]]}, {"batches": [[3, 2]]}, {"batches": [[-1, 2]]}, {"batches": [[0.5, 2]]},
+     {"batches": [], "more": 1}],
+)  # fmt: skip
+def test_something_else_than_a_window_is_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="is no window of a truncation alarm"):
+        TruncationAlarm(AlarmSettings()).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
