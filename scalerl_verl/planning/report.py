@@ -84,7 +84,7 @@ def to_text(plan: Plan) -> str:
     """The plan as a table, GiB a GPU, with what stands in its way at the end."""
     layout, mean = plan.layout, plan.assumptions
     lines = [
-        f"model       {plan.shape.num_params / 1e9:.2f}B parameters, {plan.shape.active_params / 1e9:.2f}B a token "
+        f"model       {_count(plan.shape.num_params)} parameters, {_count(plan.shape.active_params)} a token "
         f"({plan.shape.model_type})",
         f"GPUs        {_gpus(plan)}",
         f"batch       {layout.prompts_per_update} prompts x {layout.group_size} = {layout.sequences_per_update} "
@@ -99,7 +99,7 @@ def to_text(plan: Plan) -> str:
         "",
         f"balance     {100 * plan.rates.trainer_share:.0f}% of the work is training, if prompts have "
         f"{mean.mean_prompt:.0f} and responses {mean.mean_response:.0f} tokens on average, training reaches "
-        f"{mean.training_efficiency:.0%} of an {plan.device.upper()} and decoding "
+        f"{mean.training_efficiency:.0%} of the peak of {plan.device.upper()} and decoding "
         f"{mean.decode_efficiency:.0%} of its ideal",
         f"this split  {_times(plan.split, layout.separate)}",
     ]
@@ -110,6 +110,10 @@ def to_text(plan: Plan) -> str:
     else:
         lines += ["", "fits"]
     return "\n".join(lines)
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f}B" if number >= 5e7 else f"{number / 1e6:.2f}M"
 
 
 def _gpus(plan: Plan) -> str:
@@ -129,10 +133,10 @@ def _times(split: Split, separate: bool) -> str:
     if separate:
         waits = "generators" if split.training_s > split.generation_s else "trainers"
         return (
-            f"{split.trainers} train ({split.training_s:.0f} s an update), {split.generators} generate "
-            f"({split.generation_s:.0f} s): {waits} wait"
+            f"{split.trainers} train ({split.training_s:.3g} s an update), {split.generators} generate "
+            f"({split.generation_s:.3g} s): {waits} wait"
         )
     return (
-        f"{split.trainers} GPUs: {split.generation_s:.0f} s of generation and {split.training_s:.0f} s of training an "
+        f"{split.trainers} GPUs: {split.generation_s:.3g} s of generation and {split.training_s:.3g} s of training an "
         "update"
     )
