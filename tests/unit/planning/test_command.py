@@ -125,7 +125,7 @@ def test_a_preset_is_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
         (["recipe=nothing_like_it"], "recipe=nothing_like_it is no folder"),
         (["recipe=grpo", "recipe=dapo"], "one recipe at a time"),
         ([*RUN, "actor_rollout_ref.nope=1"], "cannot be composed"),
-        ([*RUN, "actor_rollout_ref.rollout.top_p=0.7"], "leaks into the importance ratio"),
+        ([*RUN, "actor_rollout_ref.rollout.top_p=0.7"], "actor_rollout_ref.rollout.top_p=0.7"),
         ([*RUN, "++algorithm.scalerl.interruption.thinking_budget=[12000,14300]"], "do not fit into data.max_response"),
         ([*RUN, "--gpus", "0"], "--gpus=0: give a number above 0"),
         ([*RUN, "--device", "abacus"], "--device abacus: use one of a100"),
