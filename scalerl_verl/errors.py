@@ -51,5 +51,9 @@ class RequestFailedError(ScaleRLError, RuntimeError):
     """A generator gave no result for a request, however often it was asked."""
 
 
+class GenerationFailedError(ScaleRLError, RuntimeError):
+    """Group after group came to nothing: the fault is not in single prompts."""
+
+
 class HeadError(ScaleRLError, RuntimeError):
     """The FP32 head cannot be put on this model, or is not what computes its log-probs."""

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from scalerl_verl.pipeline.admission import AdmissionRule
-from scalerl_verl.pipeline.groups import GroupWatch
+from scalerl_verl.pipeline.failures import ERROR_TAG
+from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch
 
 logger = logging.getLogger(__name__)
 HEALTH_INTERVAL_S = 30.0
@@ -51,6 +53,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         self._rule, self._group_size, self._watch = rule, group_size, watch
         self._admit, self._reissue, self._check_generators = admit, reissue, check_generators
         self._num_steps = num_steps
+        self._streak = GiveUpStreak(rule.batch_groups * (rule.max_staleness + 1))
         self.counts: Counter[str] = Counter()
 
     def top_up(self, global_steps: int) -> None:
@@ -62,7 +65,12 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             self._admit(num)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
-        """The next batch by the rule; waits for it. Validation goes verl's way."""
+        """The next batch by the rule; waits for it. Validation goes verl's way.
+
+        Raises:
+            GenerationFailedError: every group is given up, one after the other.
+            ValueError: another batch size than the rule's.
+        """
         if partition_id == "val":
             return super().sample(global_steps, partition_id, batch_size)
         if batch_size != self._rule.batch_groups:
@@ -99,13 +107,27 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         open_groups = self.pending_keys["train"] | self.running_keys["train"]
         stuck = self._watch.find_stuck(open_groups)
         failed = self.failure_keys["train"] | incomplete | stuck
+        complete = self.finished_keys["train"] - incomplete
         if not failed:
+            self._streak.note(complete, (), "")
             return
+        causes = dict.fromkeys(failed, "no error was recorded: look into the log of the AgentLoopWorkers")
+        causes |= dict.fromkeys(incomplete, "a response is missing: an agent loop returned no output")
+        causes |= dict.fromkeys(stuck, "no end within the time limit: its AgentLoopWorker may be gone")
+        causes |= self._read_errors(failed)
         again, given_up = self._watch.sort_failed(sorted(failed))
-        logger.warning("groups started again: %s; given up: %s", again, given_up)
+        last_error = causes[(given_up or again)[-1]]
+        logger.warning("groups started again: %s; given up: %s; the last error: %s", again, given_up, last_error)
+        self._streak.note(complete, given_up, last_error)
         if again:
             for old, new in zip(again, self._reissue(again), strict=True):
                 self._watch.renew(old, new)
         self._clear_groups("train", set(failed))
         self.counts.update({"groups_reissued": len(again), "groups_given_up": len(given_up)})
         self._sync_metadata_from_transfer_queue()
+
+    @staticmethod
+    def _read_errors(failed: set[str]) -> dict[str, str]:
+        """What the agent loops of these groups raised, as `note_failure` left it; verl's snapshot has no such tag."""
+        rows = (tq.kv_list("train") or {}).get("train", {})
+        return {uid: str(rows[uid][ERROR_TAG]) for uid in failed if ERROR_TAG in rows.get(uid, {})}

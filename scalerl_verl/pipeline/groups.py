@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often each prompt group was tried and since when it is running (standard library only)."""
+"""How often each prompt group was tried, since when it is running, whether any ends well (standard library only)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+
+from scalerl_verl.errors import GenerationFailedError
 
 
 class GroupWatch:
@@ -47,3 +49,44 @@ class GroupWatch:
         for group in groups:
             self._attempts.pop(group, None)
             self._since.pop(group, None)
+
+
+class GiveUpStreak:
+    """Stops a run of which nothing comes any more: groups are given up and none has finished in between.
+
+    A few prompts that always fail among healthy ones never get there: each finished group starts the count anew.
+
+    Args:
+        limit: groups given up in a row that end the run; not less than `LEAST`, since a batch of one prompt says
+            little about the next.
+    """
+
+    LEAST = 8
+
+    def __init__(self, limit: int) -> None:
+        self._limit = max(limit, self.LEAST)
+        self._num = 0
+        self._finished: frozenset[str] = frozenset()
+
+    def note(self, finished: Collection[str], given_up: Collection[str], last_error: str) -> None:
+        """Take note of a look at the groups.
+
+        Args:
+            finished: groups that are complete and wait to be trained.
+            given_up: groups that were given up in this look.
+            last_error: why, of the last of them.
+
+        Raises:
+            GenerationFailedError: ``limit`` groups in a row.
+        """
+        is_new = not self._finished.issuperset(finished)
+        self._finished = frozenset(finished)
+        self._num = 0 if is_new else self._num + len(given_up)
+        if given_up and self._num >= self._limit:
+            raise GenerationFailedError(
+                f"{self._num} prompt groups in a row were given up and none finished in between. The last error: "
+                f"{last_error}. The fault is unlikely to be in single prompts: look at the first traceback of an "
+                "AgentLoopWorker in the log (tokenizer and chat template, agent loop, reward function), and whether "
+                "responses fit into trainer.v1.pipeline_rl.request_timeout_s; each group was tried "
+                "trainer.v1.pipeline_rl.max_attempts times"
+            )

@@ -34,6 +34,9 @@ class PipelineSettings:
             the model beside vLLM), ``host``, or ``none``: it pauses for the whole transfer.
         request_timeout_s: seconds after which a request without a result is aborted and sent again; has to exceed the
             time of the longest response, waiting for a free slot included.
+        transfer_timeout_s: seconds after which a transfer of weights that has not ended counts as hung, by a peer that
+            died in it or a network that is gone: generators that do not answer are left out, and without any the run
+            ends. The same limit holds for ending the process group of a transfer that failed.
         max_attempts: how often a request, and then its group, is tried before it is given up.
         parameter_sync_step: 1; verl reads this key of the section of every trainer.
     """
@@ -42,6 +45,7 @@ class PipelineSettings:
     kv_on_update: str = "keep"
     staging: str = "device"
     request_timeout_s: float = 3600.0
+    transfer_timeout_s: float = 900.0
     max_attempts: int = 3
     parameter_sync_step: int = 1
 
@@ -52,9 +56,10 @@ class PipelineSettings:
         for key, allowed in (("kv_on_update", KV_ON_UPDATE), ("staging", STAGING)):
             if getattr(self, key) not in allowed:
                 problems.append(f"{key}={getattr(self, key)!r}: use one of {', '.join(allowed)}")
-        limit = self.request_timeout_s
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit) or limit <= 0:
-            problems.append(f"request_timeout_s={limit!r} must be a positive number of seconds")
+        for key in ("request_timeout_s", "transfer_timeout_s"):
+            limit = getattr(self, key)
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit) or limit <= 0:
+                problems.append(f"{key}={limit!r} must be a positive number of seconds")
         if not _is_count(self.max_attempts, 1):
             problems.append(f"max_attempts={self.max_attempts!r} must be a whole number, 1 or more")
         if self.parameter_sync_step != 1:

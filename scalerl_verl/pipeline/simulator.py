@@ -99,6 +99,11 @@ class _Replica:
         self.busy_slot_s = 0.0
         self._tie = 0
 
+    @property
+    def load(self) -> int:
+        """Sequences it has, waiting ones included."""
+        return len(self.active) + len(self.queue)
+
     def step_time(self) -> float:
         return self.rates.step_s + self.rates.step_s_per_sequence * len(self.active)
 
@@ -173,6 +178,11 @@ class Simulation:
         self.finished: dict[int, list[Sequence]] = {}
         self.partial: dict[int, list[Sequence]] = {}
         self.prefilled_again = self.wasted_tokens = self._next = 0
+        # Both heaps may hold entries that are out of date; what is taken off is compared with the replica.
+        self._finishes: list[tuple[float, int, int]] = []
+        self._loads = [(0, index) for index in range(rates.num_replicas)]
+        self._changes = [0] * rates.num_replicas
+        self._now = 0.0  # replicas are advanced to it when something happens to them
 
     def run(self, num_steps: int) -> Outcome:
         """Simulate; returns when the trainer has finished its last step.
@@ -208,6 +218,8 @@ class Simulation:
         )  # fmt: skip
 
     def _select(self) -> list[int] | None:
+        if len(self.finished) < self.rule.batch_groups:
+            return None
         done = {group: self.start[group] for group in self.finished}
         running = [start for group, start in self.start.items() if group not in self.finished]
         return self.rule.select(self.version, done, running)
@@ -220,36 +232,73 @@ class Simulation:
     def _begin(self, group: int) -> None:
         self.start[group], self.waiting[group] = self.version, self.group_size
         for _ in range(self.group_size):
-            replica = min(self.replicas, key=lambda r: len(r.active) + len(r.queue))
+            index = self._least_loaded()
+            replica = self.replicas[index]
+            replica.advance(self._now)
             replica.queue.append(Sequence(group, max(1, self.draw_length(self.random)), self.prompt_tokens))
+            heapq.heappush(self._loads, (replica.load, index))
             replica.fill()
+            self._schedule(index)
+
+    def _least_loaded(self) -> int:
+        """Take the replica with the fewest sequences off its heap, the first of equals."""
+        while True:
+            load, index = heapq.heappop(self._loads)
+            if load == self.replicas[index].load:
+                return index
+
+    def _schedule(self, index: int) -> None:
+        """Note when a replica that has changed will finish its next sequence."""
+        self._changes[index] += 1
+        time = self.replicas[index].next_finish()
+        if time is not None:
+            heapq.heappush(self._finishes, (time, index, self._changes[index]))
+
+    def _next_finish(self) -> tuple[float, int] | None:
+        """(time, replica) of the next finished sequence, or None."""
+        while self._finishes:
+            time, index, change = self._finishes[0]
+            if change == self._changes[index]:
+                return time, index
+            heapq.heappop(self._finishes)
+        return None
 
     def _next_event(self, now: float) -> float:
         """Go to the next finished sequence and take it; returns its time."""
-        times = [(time, i) for i, r in enumerate(self.replicas) if (time := r.next_finish()) is not None]
-        if not times:
+        event = self._next_finish()
+        if event is None:
             raise RuntimeError(f"deadlock at version {self.version}: {len(self.start)} groups, none of them running")
-        now, index = max(now, min(times)[0]), min(times)[1]
-        for replica in self.replicas:
-            replica.advance(now)
-        self._finish(self.replicas[index])
+        now, index = max(now, event[0]), event[1]
+        self._now = now
+        self.replicas[index].advance(now)
+        self._finish(index)
+        self._schedule(index)
         return now
 
     def _run_until(self, now: float, end: float) -> float:
         """Generate while the trainer is busy."""
         if self.way == "sync":
-            for replica in self.replicas:
-                replica.advance(now)
-                replica.blocked_until = max(replica.blocked_until, end)
+            self._block(now, end)
+            self._now = end
             return end
-        while (times := [t for r in self.replicas if (t := r.next_finish()) is not None]) and min(times) <= end:
+        while (event := self._next_finish()) is not None and event[0] <= end:
             now = self._next_event(now)
+        self._now = end
         for replica in self.replicas:
             replica.advance(end)
         return end
 
-    def _finish(self, replica: _Replica) -> None:
+    def _block(self, now: float, end: float) -> None:
+        """No replica decodes until ``end``."""
+        for index, replica in enumerate(self.replicas):
+            replica.advance(now)
+            replica.blocked_until = max(replica.blocked_until, end)
+            self._schedule(index)
+
+    def _finish(self, index: int) -> None:
+        replica = self.replicas[index]
         sequence = replica.pop_finished()
+        heapq.heappush(self._loads, (replica.load, index))
         self._note(sequence, sequence.length)
         self.waiting[sequence.group] -= 1
         self.partial.setdefault(sequence.group, []).append(sequence)
@@ -268,7 +317,7 @@ class Simulation:
             sequence.done = num_tokens
 
     def _update_weights(self, now: float) -> None:
-        for replica in self.replicas:
+        for index, replica in enumerate(self.replicas):
             replica.advance(now)
             kept = 0
             for _, _, sequence in replica.active:
@@ -281,4 +330,5 @@ class Simulation:
             if self.way == "abort":
                 lost += self.rates.resume_s
             replica.blocked_until = max(replica.blocked_until, now + lost)
+            self._schedule(index)
         self.version += 1

@@ -90,7 +90,7 @@ class WeightUpdater(CheckpointEngineManager):
 
         Raises:
             GeneratorsLostError: no generator is left.
-            WeightSyncError: a living generator could not take the weights.
+            WeightSyncError: a living generator could not take the weights, or the transfer hangs although all live.
         """
         await self._leave_out_dead()
         try:
@@ -146,11 +146,36 @@ class WeightUpdater(CheckpointEngineManager):
 
     async def _transfer(self, receiving: list[Any], version: int) -> dict[str, float]:
         sending = self.actor_wg.update_weights(global_steps=version, mode=self.backend)
-        results = await asyncio.gather(*[_as_awaitable(ref) for ref in [*sending, *receiving]])
+        results = await self._within_limit(f"the transfer of version {version}", sending, receiving)
         metrics: dict[str, float] = {}
         for result in results[: self.actor_wg.world_size]:
             metrics.update(result or {})
         return metrics
+
+    async def _within_limit(self, what: str, trainers: Sequence[Any], generators: Sequence[Any]) -> list[Any]:
+        """Results of calls to every trainer rank and every generator's worker, which take part in one collective.
+
+        Raises:
+            WeightSyncError: some have not ended in time; names them. What is hung in a collective cannot be ended.
+        """
+        workers = [replica.replica_rank for replica in self.replicas for _ in replica.workers]
+        names = [f"trainer rank {rank}" for rank in range(len(trainers))] + [f"generator {rank}" for rank in workers]
+        limit_s = self._settings.transfer_timeout_s
+        tasks = [asyncio.ensure_future(_as_awaitable(ref)) for ref in [*trainers, *generators]]
+        done, hung = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
+        for task in hung:
+            task.cancel()
+        errors = [error for task in tasks if task in done and (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
+        if hung:
+            late = ", ".join(name for name, task in zip(names, tasks, strict=True) if task in hung)
+            raise WeightSyncError(
+                f"{what} has not ended within trainer.v1.pipeline_rl.transfer_timeout_s={limit_s:g}; still in it: "
+                f"{late}. Look for the first error of those and at the network between their nodes; raise the limit if "
+                "the model takes longer; trainer.resume_mode=auto goes on from the last checkpoint"
+            )
+        return [task.result() for task in tasks]
 
     async def _swap(self, replica: Any, version: int) -> tuple[float, dict[str, float]]:
         await replica.servers[0].pause_keep.remote()
@@ -178,11 +203,14 @@ class WeightUpdater(CheckpointEngineManager):
         return True
 
     async def _forget_group(self) -> None:
-        """End the group on those that live; the next update builds one without the dead."""
+        """End the group on those that live; the next update builds one without the dead.
+
+        verl's NCCL engine does so with ``rebuild_group=True`` only, which the start-up check asks for.
+        """
         workers = [worker for replica in self.replicas for worker in replica.workers]
-        refs = [worker.execute_checkpoint_engine.remote("finalize") for worker in workers]
-        refs += self.actor_wg.execute_checkpoint_engine(["finalize"] * self.actor_wg.world_size)
-        await asyncio.gather(*map(_as_awaitable, refs))
+        generators = [worker.execute_checkpoint_engine.remote("finalize") for worker in workers]
+        trainers = self.actor_wg.execute_checkpoint_engine(["finalize"] * self.actor_wg.world_size)
+        await self._within_limit("ending the process group of a dead generator", trainers, generators)
         self._rollout = None
 
     async def _is_alive(self, replica: Any) -> bool:

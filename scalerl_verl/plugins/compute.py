@@ -155,7 +155,7 @@ def count_gpus(config: DictConfig) -> int:
     pools = [config.trainer]
     mode = str(select(config, "trainer.v1.trainer_mode", "sync"))
     rollout = select(config, "actor_rollout_ref.rollout")
-    # Generators of their own: verl's separate_async, and every mode of ours that keeps generation going.
+    # Generators of their own: verl's separate_async and pipeline_rl; the others generate on the devices that train.
     if mode not in ("sync", "colocate_async", "ppo_off_policy") and int(select(rollout, "nnodes", 0)) > 0:
         pools.append(rollout)
     if select(config, "reward.reward_model.enable_resource_pool", False):

@@ -116,6 +116,13 @@ def _pipeline_layout(config: DictConfig) -> Iterator[str]:
             f"{_ROLLOUT}.checkpoint_engine.backend={backend}: pipeline_rl sends whole weights over one lasting process "
             f"group; use one of {', '.join(_BACKENDS)}"
         )
+    rebuild = f"{_ROLLOUT}.checkpoint_engine.engine_kwargs.nccl.rebuild_group"
+    if backend == "nccl" and select(config, rebuild, False) is not True:
+        yield (
+            f"{rebuild}={select(config, rebuild, False)}: verl's engine would keep its first process group for ever "
+            "and fail on another size once a generator has died; set it True, which costs nothing as long as all live "
+            f"(++{rebuild}=True, or the preset pipeline)"
+        )
 
 
 def _pipeline_engine(config: DictConfig) -> Iterator[str]:

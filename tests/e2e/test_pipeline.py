@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.pipeline_data import PiecewiseScorer, Response, read_responses
@@ -129,3 +130,10 @@ def test_no_prompt_is_lost_or_doubled_and_nothing_is_thrown_away(responses: list
     # 176 prompts of a file of 32, in its order: five passes and half of a sixth.
     contents = Counter({response.group: response.content for response in responses}.values())
     assert Counter(contents.values()) == {6: 16, 5: 16}
+
+
+def test_ledger_counts_trainer_and_generator(run: VerlRun, responses: list[Response]) -> None:
+    check_ledger(run, num_gpus=2, wall_s=run.seconds)
+    assert [state["totals"]["steps"] for state in read_states(run)] == list(range(1, STEPS + 1))
+    sampled = sum(len(response.tokens) for response in responses)
+    assert run.metrics[STEPS]["scalerl/compute/generated_tokens"] == sampled

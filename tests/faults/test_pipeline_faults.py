@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from scalerl_verl.plugins.compute import STATE_FILE
+from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
 from tests.e2e.launching import NUM_PROMPTS, VerlRun
 from tests.e2e.pipeline_data import Response, read_responses
@@ -107,6 +110,28 @@ def test_bound_holds_over_the_resumption(resumed: VerlRun, folder: Path) -> None
     assert min(ages) >= 0 and max(ages) <= 1
 
 
+def test_compute_of_a_killed_run_is_neither_lost_nor_counted_twice(
+    killed: VerlRun, resumed: VerlRun, folder: Path, saved: int
+) -> None:
+    assert resumed.code == 0, resumed.tail()
+    check_ledger(resumed, num_gpus=2, wall_s=killed.seconds + resumed.seconds)
+    state = json.loads((folder / "checkpoints" / f"global_step_{saved}" / STATE_FILE).read_text())
+    first, last = resumed.metrics[saved + 1], resumed.metrics[STEPS]
+    own = first["scalerl/data/generated_tokens_sum"]
+    assert first["scalerl/compute/generated_tokens"] == state["totals"]["generated_tokens"] + own
+    assert 3600 * first["scalerl/compute/gpu_hours"] > state["totals"]["gpu_seconds"] > 0
+    trained = [r for r in read_responses(folder / "weights-killed") if r.step <= saved]
+    trained += read_responses(folder / "weights")
+    assert last["scalerl/compute/generated_tokens"] == sum(len(r.tokens) for r in trained)
+    states = read_states(resumed)
+    attempt, rest = states[: saved - STEPS], states[saved - STEPS :]
+    assert [s["totals"]["steps"] for s in rest] == list(range(saved + 1, STEPS + 1))
+    assert [s["totals"]["steps"] for s in attempt] == list(range(1, len(attempt) + 1))
+    # What the killed attempt had done after its checkpoint is spent, on weights that are gone.
+    wasted = attempt[-1]["totals"]["generated_tokens"] - state["totals"]["generated_tokens"]
+    assert last["scalerl/compute/wasted_tokens"] == max(0, wasted)
+
+
 @pytest.fixture(scope="module")
 def bereaved(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
     """The whole recipe, k = 0, with two generators, one of which is killed in the middle."""
@@ -164,3 +189,8 @@ def test_k_0_is_exactly_on_policy_even_then(bereaved: VerlRun) -> None:
     assert bereaved.code == 0, bereaved.tail()
     ages = {r.step - 1 - version for r in read_responses(bereaved.folder / "weights") for version, _ in r.runs}
     assert ages == {0}
+
+
+def test_devices_of_a_dead_generator_are_still_held(bereaved: VerlRun) -> None:
+    assert bereaved.code == 0, bereaved.tail()
+    check_ledger(bereaved, num_gpus=3, wall_s=bereaved.seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the field in losses, weighting, filtering, the generator's head and thinking budgets, each with its tests.
+"""Faults of the field in losses, weighting, filtering, the head, pipelines and thinking budgets, each with its tests.
 
 The table is the index from a fault, as public trackers report it, to its tests; what it names must exist.
 """
@@ -15,6 +15,8 @@ TESTS = Path(__file__).resolve().parents[1]
 CHECKS = "unit/plugins/test_config_checks.py"
 RATIO = "unit/plugins/test_ratio_checks.py"
 ADVANTAGE = "unit/plugins/test_advantage_checks.py"
+PIPELINE_CHECKS = "unit/plugins/test_pipeline_checks.py"
+UPDATES = "e2e/test_engine_updates.py"
 PROBE = "unit/plugins/test_generator_probe.py"
 ENGINE = "e2e/test_generator_head.py::test_log_probs_are_those_of_float64_and_follow_the_weights"
 
@@ -50,6 +52,47 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "test_micro_batches_ranks_token_budgets_row_order_and_padding_leave_the_gradient_alone",
         "unit/plugins/test_training_step.py::test_gradient_of_any_split_is_that_of_the_paper_s_objective",
         "unit/losses/test_aggregation.py::test_loss_and_gradient_are_equal_for_every_split_order_and_padding",
+        f"{PIPELINE_CHECKS}::two updates a version",
+        f"{PIPELINE_CHECKS}::two epochs a batch",
+    ),
+    "one request stuck running: sampling waits for ever": (
+        "unit/pipeline/test_client.py::test_one_request_stuck_running_is_timed_out_aborted_and_reissued",
+        "unit/pipeline/test_buffer.py::test_lost_group_stuck_in_running_is_started_again",
+        "unit/pipeline/test_weights.py::test_generator_that_dies_in_a_hanging_transfer_is_left_out",
+    ),
+    "a staleness bound of 0 or 1 that is off by one": (
+        "unit/pipeline/test_admission.py::test_no_trained_token_is_older_than_k_and_nothing_deadlocks",
+        "unit/pipeline/test_admission.py::test_the_bound_is_reached_and_not_one_less",
+        "unit/pipeline/test_buffer.py::test_k_0_starts_one_batch_at_a_time",
+        "unit/pipeline/test_batch.py::test_k_0_takes_tokens_of_this_very_version_only",
+        "faults/test_pipeline_faults.py::test_k_0_is_exactly_on_policy_even_then",
+    ),
+    "the prefix cache serves a new request KV of old weights": (
+        "unit/pipeline/test_engine_versions.py::test_waiting_request_gets_the_prefix_of_the_new_weights",
+        "unit/pipeline/test_engine_versions.py::test_running_request_keeps_its_prefix_and_is_counted",
+        f"{UPDATES}::prefix of older weights is not reused",
+    ),
+    "a request that spans versions carries one version": (
+        "unit/pipeline/test_versions.py::test_log_gives_every_token_the_version_it_was_sampled_under",
+        "e2e/test_pipeline.py::test_responses_straddle_versions_and_every_token_has_one",
+        "e2e/test_pipeline.py::test_log_probs_are_those_of_the_weights_that_sampled_each_token",
+    ),
+    "groups of mixed versions are trained although that was ruled out": (
+        "unit/pipeline/test_batch.py::test_batch_that_breaks_the_bound_is_refused",
+        "unit/pipeline/test_batch.py::test_group_of_mixed_versions_trains_within_the_bound_only",
+    ),
+    "the engine's ids are not ours: an abort does nothing and says nothing": (
+        "unit/pipeline/test_client.py::test_abort_that_did_nothing_is_said",
+        f"{UPDATES}::abort by our id ends the request in the engine",
+        f"{UPDATES}::abort of an unknown id says so",
+    ),
+    "resuming from a checkpoint skips or repeats prompts": (
+        "unit/pipeline/test_trainer.py::test_rows_without_a_prompt_are_dropped_from_a_restored_queue",
+        "unit/pipeline/test_admission.py::test_every_reachable_state_fulfils_the_inequality",
+        "faults/test_pipeline_faults.py::test_no_prompt_is_lost_or_doubled_by_resuming",
+    ),
+    "every group fails: they are given up for ever, and nobody says why": (
+        "unit/pipeline/test_buffer.py::test_run_of_which_every_group_fails_stops_with_the_cause",
     ),
     "denominators that count masked, truncated or filtered sequences": (
         "unit/advantages/test_weights.py::test_denominators_do_not_count_masked_truncated_or_filtered_sequences",
@@ -102,6 +145,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     ),
     "abort and resume yield more tokens than the response length": (
         "unit/plugins/test_agent_loop.py::test_aborts_never_add_up_to_more_than_the_response_length",
+        "unit/pipeline/test_client.py::test_second_attempt_has_the_whole_budget_and_no_more",
     ),
     "tokens forced into the thinking enter the ratio": (
         "unit/plugins/test_agent_loop.py::test_interrupted_response_in_verl_s_output",
@@ -119,12 +163,14 @@ FAULTS: dict[str, tuple[str, ...]] = {
 
 
 def names_in(path: Path) -> set[str]:
-    """Test functions of a file, and the text keys of its tables."""
+    """Test functions of a file, the text keys of its tables and the texts of its lists of cases."""
     tree = ast.parse(path.read_text())
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     tables = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
     keys = {key.value for table in tables for key in table.keys if isinstance(key, ast.Constant)}
-    return functions | keys
+    lists = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)]
+    values = {item.value for node in lists for item in node.value.elts if isinstance(item, ast.Constant)}
+    return functions | keys | values
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell an agent loop whether its response is for validation, and which tokens end a turn."""
+"""Tell an agent loop what its response is for and which tokens end a turn, and the trainer what the loop raised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ def _build_context(original: Any, module: ModuleType) -> Any:
         from scalerl_verl.plugins.agent_loop import response_context
 
         with response_context(self, trajectory):
-            return await original(self, sampling_params, trajectory, *args, **kwargs)
+            try:
+                return await original(self, sampling_params, trajectory, *args, **kwargs)
+            except Exception as error:
+                from scalerl_verl.pipeline.failures import note_failure
+
+                await note_failure(self.config, trajectory, kwargs.get("uid"), error)
+                raise
 
     return _run_agent_loop
 
@@ -29,12 +35,14 @@ SPECS = (
         build=_build_context,
         kind="wrap",
         why="An agent loop is not told whether it generates for validation, which has budgets of its own, nor which "
-        "tokens of the model's generation config end a turn.",
+        "tokens of the model's generation config end a turn; what it raises goes to its worker's log only, so a "
+        "trainer whose groups all fail could not say why.",
         distribution="verl",
         versions=">=0.9.0,<0.10",
         sources=("c70a4be3f55e531715ad2412955746d79e4eab6bd67dbc5f1e5d0defc31a1df3",),
         when="named",
-        removal="verl passes the trajectory's `validate` and the generation config to agent loops",
+        removal="verl passes the trajectory's `validate` and the generation config to agent loops, and tags failed "
+        "prompts with their error",
         late_ok=True,
     ),
 )

@@ -49,3 +49,15 @@ def test_k_0_takes_tokens_of_this_very_version_only() -> None:
     measure_batch([([(7, 3)], 3)], version=7, max_staleness=0)
     with pytest.raises(StalenessError, match="1 to 1 versions old"):
         measure_batch([([(6, 3)], 3)], version=7, max_staleness=0)
+
+
+def test_group_of_mixed_versions_trains_within_the_bound_only() -> None:
+    """Fault: groups of mixed versions are trained although that was ruled out (k = 0 rules it out).
+
+    One response of the group began and ended under version 3, one spans 3 and 4, one is of version 4.
+    """
+    group = [([[3, 5]], 5), ([[3, 2], [4, 1]], 3), ([[4, 6]], 6)]
+    assert measure_batch(group, version=4, max_staleness=1)["scalerl/pipeline/staleness_sequences/1_sum"] == 2
+    for rows in (group, group[1:], group[:1]):
+        with pytest.raises(StalenessError, match=r"tokens [01] to 1 versions old"):
+            measure_batch(rows, version=4, max_staleness=0)

@@ -16,9 +16,12 @@ install_vllm_alias()
 
 from verl.trainer.ppo.v1 import replay_buffer as verl_buffer  # noqa: E402
 
+from scalerl_verl.errors import GenerationFailedError  # noqa: E402
+from scalerl_verl.pipeline import buffer as our_buffer  # noqa: E402
 from scalerl_verl.pipeline.admission import AdmissionRule  # noqa: E402
 from scalerl_verl.pipeline.buffer import PipelineReplayBuffer  # noqa: E402
-from scalerl_verl.pipeline.groups import GroupWatch  # noqa: E402
+from scalerl_verl.pipeline.failures import ERROR_TAG  # noqa: E402
+from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch  # noqa: E402
 
 GROUP_SIZE = 2
 
@@ -33,6 +36,7 @@ class World:
         self.now = 0.0
         self.health_checks = 0
         monkeypatch.setattr(verl_buffer, "tq", self)
+        monkeypatch.setattr(our_buffer, "tq", self)
         self.buffer = PipelineReplayBuffer(
             AdmissionRule(batch_groups, k),
             group_size=GROUP_SIZE,
@@ -82,6 +86,13 @@ class World:
             self.rows[uid]["status"] = status
             for session in range(num):
                 self.rows[f"{uid}_{session}_0"] = {"status": "success"}
+
+    def fail_open(self, error: str | None) -> list[str]:
+        """Every group that is open fails, as verl's worker and `note_failure` report it; the groups."""
+        groups = [uid for uid, tag in self.rows.items() if tag.get("status") == "pending"]
+        for uid in groups:
+            self.rows[uid].update({"status": "failure"} | ({ERROR_TAG: error} if error else {}))
+        return groups
 
     def sample(self, step: int) -> tuple[list[str], dict]:
         self.step = step
@@ -170,9 +181,7 @@ def test_lost_group_stuck_in_running_is_started_again(monkeypatch: pytest.Monkey
 
 
 def test_generators_are_looked_at_while_the_trainer_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalerl_verl.pipeline import buffer
-
-    monkeypatch.setattr(buffer, "HEALTH_INTERVAL_S", -1.0)
+    monkeypatch.setattr(our_buffer, "HEALTH_INTERVAL_S", -1.0)
     world = World(1, 0, monkeypatch)
     world.waits = [lambda: None, lambda: world.finish("g0")]
     world.sample(1)
@@ -182,3 +191,57 @@ def test_generators_are_looked_at_while_the_trainer_waits(monkeypatch: pytest.Mo
 def test_another_batch_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="3 groups were asked for, but a batch has 2"):
         World(2, 0, monkeypatch).buffer.sample(1, "train", 3)
+
+
+@pytest.mark.parametrize(("batch_groups", "k"), [(8, 1), (4, 2), (1, 0)])
+def test_run_of_which_every_group_fails_stops_with_the_cause(
+    batch_groups: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a broken tokenizer or agent loop, and groups are given up for ever."""
+    world = World(batch_groups, k, monkeypatch)
+    world.waits = [lambda: world.fail_open("KeyError: 'chat_template'") and None] * 1000
+    with pytest.raises(
+        GenerationFailedError, match=r"(\d+) prompt groups in a row .*KeyError: 'chat_template'"
+    ) as error:
+        world.sample(1)
+    num = int(str(error.value).split()[0])
+    bound = max(batch_groups * (k + 1), GiveUpStreak.LEAST)
+    assert num == bound, "a round of all groups that may be open fails, and that is it"
+    assert "AgentLoopWorker" in str(error.value) and "max_attempts" in str(error.value)
+
+
+def test_error_that_nobody_recorded_still_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(8, 0, monkeypatch)
+    world.waits = [lambda: world.fail_open(None) and None] * 1000
+    with pytest.raises(GenerationFailedError, match="no error was recorded"):
+        world.sample(1)
+
+
+def test_poisoned_prompts_among_healthy_ones_are_only_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other prompt fails always, over three batches: more are given up than may be in a row."""
+    world = World(8, 0, monkeypatch)
+
+    def every_other() -> None:
+        for uid in [uid for uid, tag in world.rows.items() if tag.get("status") == "pending"]:
+            if int(uid.split(".")[0][1:]) % 2:
+                world.finish(uid)
+            else:
+                world.rows[uid].update({"status": "failure", ERROR_TAG: "ValueError: poisoned"})
+
+    given_up = 0
+    for step in (1, 2, 3):
+        world.waits = [every_other] * 200
+        groups, metrics = world.sample(step)
+        assert len(groups) == 8 and all(int(uid.split(".")[0][1:]) % 2 for uid in groups)
+        given_up += metrics["groups_given_up_sum"]
+    assert given_up > 2 * GiveUpStreak.LEAST
+
+
+def test_first_failures_do_not_count_when_groups_finish_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A streak ends with the first group that finishes, and starts anew."""
+    streak = GiveUpStreak(8)
+    streak.note((), [f"a{i}" for i in range(7)], "x")
+    streak.note({"good"}, ["b"], "x")
+    streak.note({"good"}, [f"c{i}" for i in range(7)], "x")
+    with pytest.raises(GenerationFailedError, match=r"^8 prompt groups .*: y\."):
+        streak.note({"good"}, ["d"], "y")

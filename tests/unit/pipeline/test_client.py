@@ -177,3 +177,15 @@ def test_media_are_refused() -> None:
 def test_only_death_is_death() -> None:
     assert is_dead_generator(dead_engine()) and is_dead_generator(ray.exceptions.ActorDiedError())
     assert not is_dead_generator(ray.exceptions.RayTaskError("f", "t", ValueError()))
+
+
+def test_abort_that_did_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Fault: the engine knows a request by another id, and aborting it is a silent no-op."""
+    server = StubServer(["hang", [7]], can_abort=False)
+    output = generate(make_client(server)[0])
+    assert output.token_ids == [7], "another attempt does not depend on it"
+    (first, _) = (call["request_id"] for call in server.calls)
+    assert any(f"request {first} could not be aborted" in record.getMessage() for record in caplog.records)
+    caplog.clear()
+    generate(make_client(StubServer(["hang", [7]]))[0])
+    assert not any("could not be aborted" in record.getMessage() for record in caplog.records)

@@ -6,6 +6,7 @@ Generators and trainer are stubs that record their calls: the end-to-end runs ha
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from scalerl_verl.platform.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
 import scalerl_verl.platform.gloo_checkpoint  # noqa: E402,F401
-from scalerl_verl.errors import GeneratorsLostError  # noqa: E402
+from scalerl_verl.errors import GeneratorsLostError, WeightSyncError  # noqa: E402
 from scalerl_verl.pipeline.settings import PipelineSettings  # noqa: E402
 from scalerl_verl.pipeline.weights import WeightUpdater  # noqa: E402
 
@@ -24,6 +25,10 @@ UPDATE = {
     "pause_s": 0.1, "kept_requests": 3, "recomputed_tokens": 0, "tokens_lost": 0, "idle_s": 1.0, "wall_s": 4.0,
     "generated_tokens": 7,
 }  # fmt: skip
+
+
+HANG = object()
+"""Answer of a stub that hangs in a collective, as NCCL does when a peer is gone."""
 
 
 class Stub:
@@ -40,6 +45,8 @@ class Stub:
                 answer = answer.pop(0) if answer else None
             if isinstance(answer, BaseException):
                 raise answer
+            if answer is HANG:
+                await asyncio.Event().wait()
             return answer
 
         return SimpleNamespace(remote=call)
@@ -155,3 +162,36 @@ def test_run_ends_when_no_generator_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     world.replicas[0].workers[0].answers["get_replica_rank"] = ray.exceptions.ActorDiedError()
     with pytest.raises(GeneratorsLostError, match="every generator"):
         world.updater.check_generators()
+
+
+def test_generator_that_dies_in_a_hanging_transfer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub's collective hangs for all when a peer dies, without an error, as NCCL's may."""
+    world = World(monkeypatch, transfer_timeout_s=0.1)
+    world.updater.actor_wg.members[0].answers["update_weights"] = [HANG, {"sent": 1.0}]
+    world.replicas[0].workers[0].answers["stage_weights"] = [HANG, None]
+    world.replicas[1].workers[0].answers["stage_weights"] = [HANG]
+    world.replicas[1].servers[0].answers["check_alive"] = [None, ray.exceptions.ActorDiedError()]
+    metrics = world.updater.update_weights(1)
+    assert world.lost == [world.replicas[1]] and world.num_built == 2
+    assert metrics["sent"] == 1.0 and metrics["scalerl/pipeline/replicas"] == 1
+
+
+def test_transfer_that_hangs_although_all_live_ends_the_run_and_names_who(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, transfer_timeout_s=0.1)
+    world.updater.actor_wg.members[0].answers["update_weights"] = [HANG]
+    world.replicas[1].workers[0].answers["stage_weights"] = [HANG]
+    with pytest.raises(
+        WeightSyncError, match=r"transfer of version 1 .*=0\.1; still in it: trainer rank 0, generator 1\."
+    ):
+        world.updater.update_weights(1)
+    assert world.lost == []
+
+
+def test_process_group_that_cannot_be_ended_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer is still in the collective that the dead generator has left: nobody can get it out."""
+    world = World(monkeypatch, transfer_timeout_s=0.1)
+    world.updater.update_weights(1)
+    world.updater.actor_wg.members[0].answers["finalize"] = HANG
+    world.replicas[1].servers[0].answers["check_alive"] = ray.exceptions.ActorDiedError()
+    with pytest.raises(WeightSyncError, match=r"ending the process group .*still in it: trainer rank 0\."):
+        world.updater.update_weights(2)

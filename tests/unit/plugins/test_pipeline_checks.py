@@ -40,6 +40,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "another engine": ({f"{ROLLOUT}.name": "sglang"}, f"{ROLLOUT}.name=sglang"),
     "another backend": ({f"{ROLLOUT}.checkpoint_engine.backend": "nixl"}, "use one of gloo, nccl"),
     "colocated backend": ({f"{ROLLOUT}.checkpoint_engine.backend": "naive"}, "use one of gloo, nccl"),
+    "process group that cannot shrink": (
+        {f"{ROLLOUT}.checkpoint_engine.engine_kwargs.nccl.rebuild_group": False},
+        "fail on another size once a generator has died",
+    ),
     "prefill apart": ({f"{ROLLOUT}.disaggregation.enabled": True}, "apart from its decoder"),
     "draft model": ({f"{VLLM}.speculative_config": {"method": "ngram"}}, "a draft model is not updated"),
     "external KV store": ({f"{VLLM}.kv_transfer_config": {"kv_connector": "x"}}, "does not know weight versions"),
@@ -70,10 +74,14 @@ def test_pipeline_run_that_would_go_wrong_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "presets", ["pipeline", "[recipe,pipeline]", "[recipe,pipeline,curriculum]", "[gspo,pipeline]"]
+    "presets", ["pipeline", "scalerl", "[recipe,pipeline]", "[recipe,pipeline,curriculum]", "[gspo,pipeline]"]
 )
 def test_pipeline_goes_with_the_recipe_and_the_baselines(presets: str) -> None:
     assert find_problems(changed(presets, {})) == []
+
+
+def test_preset_scalerl_is_recipe_and_pipeline() -> None:
+    assert compose_config("+scalerl=scalerl") == compose_config("+scalerl=[recipe,pipeline]")
 
 
 def test_pipeline_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

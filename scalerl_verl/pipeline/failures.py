@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a response came to nothing, told to the trainer: verl's queue only says that it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transfer_queue as tq
+
+ERROR_TAG = "scalerl_error"
+"""Tag of a prompt's row that holds the last error of its agent loops."""
+MAX_CHARACTERS = 500
+
+
+def describe(error: BaseException) -> str:
+    """Type and message on one line, cut to `MAX_CHARACTERS`."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."
+
+
+async def note_failure(config: Any, trajectory: Mapping[str, Any], uid: str | None, error: Exception) -> None:
+    """Leave an error of an agent loop at the row of its prompt (pipeline_rl; validation goes verl's way).
+
+    Args:
+        config: the run's config.
+        trajectory: verl's description of the response, which says whether it is for validation.
+        uid: the prompt's key; None outside of verl's V1 trainers.
+        error: what the loop raised.
+    """
+    if uid is None or trajectory["validate"] or config.trainer.v1.trainer_mode != "pipeline_rl":
+        return
+    await tq.async_kv_put(key=uid, partition_id="train", tag={ERROR_TAG: describe(error)})
