@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from scalerl_verl.curves.arguments import add_commands
+from scalerl_verl.planning.command import add_plan
 
 PIPE_CLOSED = 141
 """Exit code where nobody reads the output: a shell's for a program that SIGPIPE ended."""
@@ -36,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--no-processes", action="store_true", help="do not start a driver, a Ray worker and vLLM")
     doctor.add_argument("--run-dir", help="also read the status files a run wrote to SCALERL_VERL_STATUS_DIR")
     doctor.set_defaults(run=_doctor)
+    add_plan(commands)
     add_commands(commands)
     return parser
 

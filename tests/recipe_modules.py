@@ -9,13 +9,19 @@ from pathlib import Path
 from types import ModuleType
 
 REPO = Path(__file__).resolve().parents[1]
-QUICKSTART = REPO / "recipes" / "quickstart"
+RECIPES = REPO / "recipes"
+QUICKSTART = RECIPES / "quickstart"
 BENCHMARKS = REPO / "benchmarks"
 
 
 def load_quickstart_module(name: str) -> ModuleType:
     """The quickstart's module ``name``, executed once a process."""
     return _load(QUICKSTART, name)
+
+
+def load_recipe_module(recipe: str, name: str) -> ModuleType:
+    """The module ``name`` of a recipe's folder, executed once a process."""
+    return _load(RECIPES / recipe, name)
 
 
 def load_benchmark_module(name: str) -> ModuleType:

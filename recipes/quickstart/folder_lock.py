@@ -105,7 +105,7 @@ def lock_folder(out: Path, run_id: str, say: Callable[[str], None]) -> IO[str]:
         owner = read_owner(stream)
         if owner is None or not owner.is_here or owner.is_alive:
             stream.close()
-            raise LaunchError(f"another quickstart runs in {out}: wait for it, or choose another folder with --out")
+            raise LaunchError(f"another run goes on in {out}: wait for it, or choose another folder with --out")
         if deadline is None:
             say("a run here lost its launcher, which was killed, and went on without it")
             deadline = time.monotonic() + _RELEASE_S

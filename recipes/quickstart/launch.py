@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from folder_lock import lock_folder
+from launch_line import build_command, build_environment
 from progress import explain_failure
 from run_files import LaunchError, Paths, choose_checkpoint, merge_attempts, start_files
 from supervise import run_training
@@ -56,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"error: {error}")
         return 1
-    code, peak_gib = run_training(arguments, paths, run_id, lock)
+    code, peak_gib = run_training(
+        build_command(arguments, paths), build_environment(paths, run_id), paths, run_id, lock
+    )
     if code != 0:
         if code == 130:
             if choose_checkpoint(paths):

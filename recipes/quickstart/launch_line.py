@@ -52,13 +52,19 @@ def build_command(arguments: argparse.Namespace, paths: Paths) -> list[str]:
 
 
 def build_environment(paths: Paths, run_id: str) -> dict[str, str]:
-    """The environment of the run: CPU platform, one thread a process, metrics file."""
+    """The environment of the run: CPU platform, one thread a process, nothing downloaded."""
     cpu = {
         "VERL_PLATFORM": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "HF_HUB_OFFLINE": "1",
     }
+    return {**run_environment(paths, run_id), **cpu}
+
+
+def run_environment(paths: Paths, run_id: str) -> dict[str, str]:
+    """The environment of any recipe's run: this shell's, the run's id, its metrics file, no usage reports."""
     run = {
         RUN_ID_ENV: run_id,
         "VERL_FILE_LOGGER_PATH": str(paths.metrics),
@@ -66,9 +72,8 @@ def build_environment(paths: Paths, run_id: str) -> dict[str, str]:
         "VERL_LOGGING_LEVEL": "WARN",
         "PYTHONUNBUFFERED": "1",
         "HYDRA_FULL_ERROR": "1",
-        "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return {**inherited, **cpu, **run}
+    return {**inherited, **run}

@@ -58,7 +58,7 @@ def start_files(paths: Paths, fresh: bool, settings: dict[str, object]) -> str:
     """
     if paths.run.exists():
         if paths.run.is_symlink() or (any(paths.run.iterdir()) and not paths.settings.is_file()):
-            raise LaunchError(f"{paths.run} was not made by the quickstart: move it away, or choose another --out")
+            raise LaunchError(f"{paths.run} is no run of this launcher: move it away, or choose another --out")
         resumable = not fresh and not paths.finished.exists() and choose_checkpoint(paths)
         if not resumable:
             shutil.rmtree(paths.run)

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import IO
 
-from launch_line import build_command, build_environment
 from progress import Progress
 from run_files import Paths
 
@@ -43,11 +42,14 @@ class RunWatch(threading.Thread):
             self.join()
 
 
-def run_training(arguments: argparse.Namespace, paths: Paths, run_id: str, lock: IO[str]) -> tuple[int, float]:
+def run_training(
+    command: Sequence[str], environment: Mapping[str, str], paths: Paths, run_id: str, lock: IO[str]
+) -> tuple[int, float]:
     """Run main_ppo to its end and leave no process and no shared memory; returns (exit code, peak GiB).
 
     Args:
-        arguments: the launcher's.
+        command: main_ppo with everything that belongs to the run.
+        environment: of the run; has the run's id under `RUN_ID_ENV`.
         paths: files of the run.
         run_id: id by which the run's processes are found.
         lock: the open lock of the folder, which the run inherits.
@@ -61,8 +63,8 @@ def run_training(arguments: argparse.Namespace, paths: Paths, run_id: str, lock:
     try:
         with paths.log.open("a") as log:
             process = subprocess.Popen(
-                build_command(arguments, paths),
-                env=build_environment(paths, run_id),
+                list(command),
+                env=dict(environment),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -24,6 +24,8 @@ def test_files_named_in_the_readme_exist() -> None:
         "docs/quickstart.png",
         "docs/baselines.md",
         "docs/scaling.md",
+        "docs/planning.md",
+        "recipes/ablation/sweep.py",
         "benchmarks/bench_quickstart.py",
     ):
         assert name in text

@@ -83,7 +83,7 @@ def test_folder_of_somebody_else_is_not_deleted(run_files: ModuleType, tmp_path:
     paths.run.mkdir()
     (paths.run / "results.txt").write_text("mine")
     for fresh in (True, False):
-        with pytest.raises(run_files.LaunchError, match="not made by the quickstart"):
+        with pytest.raises(run_files.LaunchError, match="no run of this launcher"):
             run_files.start_files(paths, fresh, SETTINGS)
     assert (paths.run / "results.txt").read_text() == "mine"
 
@@ -102,7 +102,7 @@ def test_second_quickstart_in_the_same_folder_is_refused(
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert launch.main(["--data", str(tmp_path), "--out", str(tmp_path)]) == 1
-    assert "another quickstart runs" in capsys.readouterr().out
+    assert "another run goes on" in capsys.readouterr().out
 
 
 def test_overrides_come_last(run_files: ModuleType, launch_line: ModuleType, tmp_path: Path) -> None:

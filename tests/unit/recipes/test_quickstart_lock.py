@@ -68,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def test_folder_of_a_launcher_that_is_there_is_refused(folder_lock: ModuleType, start: Start, tmp_path: Path) -> None:
     start("busy-run")
-    with pytest.raises(ValueError, match=r"another quickstart runs in .*--out"):
+    with pytest.raises(ValueError, match=r"another run goes on in .*--out"):
         folder_lock.lock_folder(tmp_path, "mine", print)
     assert len(find_processes("busy-run")) == 1
     assert json.loads((tmp_path / ".lock").read_text())["run_id"] == "busy-run"
@@ -89,7 +89,7 @@ def test_run_of_a_killed_launcher_is_ended_and_said(
     with folder_lock.lock_folder(tmp_path, "mine", said.append) as lock:
         assert find_processes("orphan-run") == []
         assert folder_lock.read_owner(lock) == folder_lock.Owner.this_process("mine")
-        with pytest.raises(ValueError, match="another quickstart"):
+        with pytest.raises(ValueError, match="another run goes on"):
             folder_lock.lock_folder(tmp_path, "third", print)
     assert "lost its launcher" in said[0] and "ended 1 processes" in said[1] and len(said) == 2
 
@@ -122,7 +122,7 @@ def test_holder_of_another_machine_or_container_is_left_alone(
     start("far-run")
     owner = json.loads((tmp_path / ".lock").read_text())
     (tmp_path / ".lock").write_text(json.dumps({**owner, **change}))
-    with pytest.raises(ValueError, match="another quickstart"):
+    with pytest.raises(ValueError, match="another run goes on"):
         folder_lock.lock_folder(tmp_path, "mine", print)
     assert len(find_processes("far-run")) == 1
 

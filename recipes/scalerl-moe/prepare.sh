@@ -1,0 +1,1 @@
+../scalerl-8b-math/prepare.sh

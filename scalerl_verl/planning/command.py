@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``scalerl plan``: its arguments, which import nothing heavy, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl_verl.errors import ScaleRLConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from scalerl_verl.planning.plan import Plan
+
+FITS, WRONG, REFUSED = 0, 1, 3
+EPILOG = """exit codes: 0 the run fits; 1 the recipe or an argument is wrong; 2 usage; 3 it does not fit, with numbers
+and what to change.
+
+example: scalerl plan recipe=recipes/scalerl-8b-math --gpus 80 --gpu-memory-gib 80
+         scalerl plan +scalerl=[recipe,pipeline] actor_rollout_ref.model.path=... --gpus 8"""
+
+
+def add_plan(commands: Any) -> None:
+    """Add `plan` to the sub-parsers of `scalerl`."""
+    parser = commands.add_parser(
+        "plan",
+        help="whether a run fits a cluster: memory of every GPU, divisibility, the balancing split; starts nothing",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="recipe=NAME | OVERRIDE", help="a recipe's folder or preset; verl's overrides"
+    )
+    parser.add_argument("--gpus", type=int, help="GPUs of the cluster (default: as many as the run takes)")
+    parser.add_argument("--gpu-memory-gib", type=float, default=80.0, help="memory of one (default 80)")
+    parser.add_argument(
+        "--device", default="h100", help="a100, h100, h200, b200 or gb200 (default h100): for times only"
+    )
+    parser.add_argument("--trainer-gpus", type=int, help="GPUs that train, instead of the recipe's")
+    parser.add_argument("--generator-gpus", type=int, help="GPUs that generate, instead of the recipe's")
+    parser.add_argument("--model-config", help="config.json of the model, where it is not on this machine")
+    parser.add_argument("--reserve-gib", type=float, help="kept for CUDA, NCCL, fragmentation (default 5%% of a GPU)")
+    parser.add_argument("--mean-prompt", type=float, help="tokens (default: a quarter of the greatest length)")
+    parser.add_argument("--mean-response", type=float, help="tokens (default: half of the greatest length)")
+    parser.add_argument("--training-efficiency", type=float, default=0.35, help="share of the peak (default .35)")
+    parser.add_argument("--decode-efficiency", type=float, default=0.65, help="share of the ideal (default .65)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """Print the plan; returns the exit code."""
+    from scalerl_verl.planning import report
+
+    try:
+        plan = plan_from_arguments(arguments)
+    except ScaleRLConfigError as error:
+        print("\n".join(f"error: {problem}" for problem in error.problems), file=sys.stderr)
+        return WRONG
+    print(json.dumps(report.to_dict(plan), indent=2) if arguments.json else report.to_text(plan))
+    return REFUSED if plan.problems else FITS
+
+
+def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
+    """Compose, read and estimate.
+
+    Raises:
+        ScaleRLConfigError: a wrong argument, recipe or config.
+    """
+    from scalerl_verl.planning.balance import DEVICES, Assumptions
+    from scalerl_verl.planning.layout import read_layout
+    from scalerl_verl.planning.plan import make_plan, with_gpus
+    from scalerl_verl.planning.resolve import compose_run
+
+    _check_arguments(arguments, sorted(DEVICES))
+    overrides, model_file = _resolve(arguments)
+    config = compose_run(overrides)
+    problems = _startup_problems(config)
+    if problems:
+        raise ScaleRLConfigError(problems)
+    shape = _find_shape(config, arguments.model_config, model_file)
+    reserve = arguments.gpu_memory_gib * 0.05 if arguments.reserve_gib is None else arguments.reserve_gib
+    layout = read_layout(config, shape, arguments.gpu_memory_gib, reserve)
+    trainers = arguments.trainer_gpus or layout.trainer_gpus
+    generators = arguments.generator_gpus or (layout.generator_gpus if layout.separate else trainers)
+    if arguments.generator_gpus and not layout.separate and generators != trainers:
+        raise ScaleRLConfigError(
+            [f"--generator-gpus: trainer_mode={layout.mode} generates on the GPUs that train; leave it out"]
+        )
+    layout = with_gpus(layout, trainers, generators)
+    wanted = trainers + (generators if layout.separate else 0)
+    mean = Assumptions(
+        mean_prompt=arguments.mean_prompt or layout.max_prompt / 4,
+        mean_response=arguments.mean_response or layout.max_response / 2,
+        training_efficiency=arguments.training_efficiency,
+        decode_efficiency=arguments.decode_efficiency,
+    )
+    return make_plan(shape, layout, arguments.gpus or wanted, arguments.device, mean)
+
+
+def _check_arguments(arguments: argparse.Namespace, devices: list[str]) -> None:
+    problems = [
+        f"--{name.replace('_', '-')}={value}: give a number above 0"
+        for name in ("gpus", "trainer_gpus", "generator_gpus", "gpu_memory_gib", "mean_prompt", "mean_response")
+        if (value := getattr(arguments, name)) is not None and not value > 0
+    ]
+    if arguments.reserve_gib is not None and arguments.reserve_gib < 0:
+        problems.append(f"--reserve-gib={arguments.reserve_gib}: give 0 or more")
+    if arguments.device not in devices:
+        problems.append(f"--device {arguments.device}: use one of {', '.join(devices)}")
+    if problems:
+        raise ScaleRLConfigError(problems)
+
+
+def _resolve(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
+    """Hydra's overrides and the stored shape of a recipe's own model."""
+    from scalerl_verl.planning.resolve import find_recipe
+
+    names = [text.removeprefix("recipe=") for text in arguments.overrides if text.startswith("recipe=")]
+    others = [text for text in arguments.overrides if not text.startswith("recipe=")]
+    if len(names) > 1:
+        raise ScaleRLConfigError([f"recipe={names[1]}: one recipe at a time; presets combine as +scalerl=[a,b]"])
+    if not names:
+        return others, None
+    recipe = find_recipe(names[0])
+    return [*recipe.overrides, *others], recipe.model_file
+
+
+def _find_shape(config: DictConfig, given: str | None, stored: Path | None) -> Any:
+    from scalerl_verl.planning.shapes import find_shape
+    from scalerl_verl.plugins.names import select
+
+    model = str(select(config, "actor_rollout_ref.model.path"))
+    if given is None and stored is not None and not (Path(model).expanduser() / "config.json").is_file():
+        given = str(stored)
+    return find_shape(model, given)
+
+
+def _startup_problems(config: DictConfig) -> list[str]:
+    """What the run itself would refuse at start, as far as that needs no file; budgets by the phrase's letters."""
+    from omegaconf import OmegaConf
+
+    from scalerl_verl.plugins import config_checks, interruption_settings
+    from scalerl_verl.plugins.names import asked_names, select
+    from scalerl_verl.rollout.budgets import resolve_budgets
+
+    if not asked_names(config):
+        return []
+    problems = config_checks.find_problems(config)
+    if problems or not interruption_settings.asks_for_interruption(config):
+        return problems
+    section = OmegaConf.select(config, interruption_settings.SECTION)
+    settings = interruption_settings.read_settings(None if section is None else OmegaConf.to_container(section))
+    total = int(select(config, "actor_rollout_ref.rollout.response_length"))
+    for validation in (False, True):
+        try:
+            resolve_budgets(settings, total, len(settings.phrase) // 3, 0, validation)
+        except ValueError as error:
+            problems.append(f"{interruption_settings.SECTION}.{error}")
+    return problems

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of one GPU that trains, as verl's FSDP engines lay it out.
+
+Five moments compete for the peak: the output layer (all checkpointed activations exist, and the head's logits), the
+backward pass of one layer (its activations are made again), the reduction of the largest unit's gradient, the
+optimizer step, and the weight update. Each is on top of what stays: sharded weights, gradients and optimizer state.
+
+Bytes throughout. What is saved for backward is counted tensor by tensor and compared in tests with what autograd keeps
+of transformers' layers; the head with recorded peaks (`benchmarks/results/fp32_head.jsonl`). Kernel workspaces and the
+allocator's fragmentation are not counted: the reserve of a plan stands for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalerl_verl.planning.shapes import ModelShape
+
+FP32 = 4
+INDEX_BYTES = 33
+"""Of one token's copy for one expert: four int64 indices and a mask."""
+
+
+@dataclass(frozen=True)
+class TrainerSetup:
+    """How a model is trained on one GPU.
+
+    Args:
+        num_shards: GPUs over which weights are sharded.
+        tokens: of one micro-batch on this GPU (after sequence parallelism).
+        master_bytes: of a stored weight (``fsdp_config.model_dtype``), its gradient and each optimizer state.
+        compute_bytes: of a gathered weight and an activation (``fsdp_config.dtype``, or ``mixed_precision``).
+        reduce_bytes: of a gradient while it is reduced.
+        num_optimizer_states: numbers the optimizer keeps a parameter (AdamW: 2).
+        checkpointing: whether layers are recomputed in backward.
+        fused_head: whether log-probs come out of the head in chunks (``model.use_fused_kernels``).
+        reshard: whether layers are given back after forward.
+        defer_sync: whether gradients stay unsharded until the last micro-batch.
+        cpu_offload: whether weights, gradients and optimizer state live on the host (FSDP2's offload_policy).
+        bucket_bytes: of one buffer of the weight transfer; two exist where weights go to other GPUs.
+    """
+
+    num_shards: int
+    tokens: int
+    master_bytes: int = 4
+    compute_bytes: int = 2
+    reduce_bytes: int = 4
+    num_optimizer_states: int = 2
+    checkpointing: bool = True
+    fused_head: bool = True
+    reshard: bool = True
+    defer_sync: bool = False
+    cpu_offload: bool = False
+    bucket_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """Bytes on one GPU that trains: what stays, the moments that compete, and their parts."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    unsharded_gradients: float
+    transfer: float
+    activations: float
+    head: float
+    gathered: float
+    moments: dict[str, float]
+
+    @property
+    def resident(self) -> float:
+        """Between two steps: gradients are gone, everything else stays."""
+        return self.weights + self.optimizer + self.transfer
+
+    @property
+    def peak(self) -> float:
+        """At the worst moment of an update."""
+        return self.resident + self.gradients + self.unsharded_gradients + max(self.moments.values())
+
+
+def layer_activation_bytes(shape: ModelShape, mixture: bool, compute_bytes: int) -> int:
+    """Bytes that backward of one decoder layer needs, for each token, attention never making its scores.
+
+    Norms keep their input in FP32, their result before and after the gain, and a statistic; attention its rotated
+    queries, its keys, values, result and a log-sum-exp a head; the feed-forward part its gate, up, activated gate and
+    product, in a mixture for every expert of a token together with the copies that go in and come out.
+    """
+    c, hidden = compute_bytes, shape.hidden
+    total = 2 * (FP32 * hidden + 2 * c * hidden + FP32)
+    if shape.num_norm_weights:
+        total += (FP32 + c) * (shape.q_size + shape.kv_size) + FP32 * (shape.num_heads + shape.num_kv_heads)
+    total += c * (2 * shape.q_size + 2 * shape.kv_size) + FP32 * shape.num_heads
+    if not mixture:
+        return total + 4 * c * shape.intermediate
+    k = shape.experts_per_token
+    return total + FP32 * shape.num_experts + k * (INDEX_BYTES + c + 2 * c * hidden + 4 * c * shape.expert_intermediate)
+
+
+def head_bytes(shape: ModelShape, tokens: int, compute_bytes: int, fused: bool) -> float:
+    """Bytes of the output layer's forward and backward on top of its operands.
+
+    Fused: FP32 logits of one chunk, the weight's gradient in FP32, and the hidden states' gradient. Otherwise three
+    copies of all logits in FP32 (logits, log-softmax and its gradient), whatever dtype they begin in.
+    """
+    if not fused:
+        return 3 * FP32 * tokens * shape.vocab
+    from scalerl_verl.head.chunked import default_chunk_rows
+
+    rows = min(tokens, default_chunk_rows(shape.vocab))
+    return FP32 * shape.vocab * (rows + shape.hidden) + compute_bytes * tokens * shape.hidden
+
+
+def trainer_memory(shape: ModelShape, setup: TrainerSetup) -> TrainerMemory:
+    """Estimate the memory of one GPU that trains."""
+    c = setup.compute_bytes
+    stored = 0.0 if setup.cpu_offload else setup.master_bytes * shape.num_params / setup.num_shards
+    root, layer = shape.embedding_params + shape.hidden, shape.largest_layer_params
+    kinds = [i < shape.num_mixture_layers for i in range(shape.num_layers)]
+    saved = [layer_activation_bytes(shape, mixture, c) * setup.tokens for mixture in kinds]
+    checkpoint = c * shape.hidden * setup.tokens
+    activations = checkpoint * len(saved) if setup.checkpointing else sum(saved)
+    # Two layers at once: the next is gathered while one computes.
+    gathered = c * (shape.num_params if not setup.reshard else root + 2 * layer)
+    head = head_bytes(shape, setup.tokens, c, setup.fused_head)
+    again = (max(saved) if setup.checkpointing else 0) + 3 * c * shape.active_intermediate * setup.tokens
+    moments = {
+        "head": activations + gathered + head,
+        "layer": activations + gathered + again + c * root + (c + setup.reduce_bytes) * layer,
+        "reduction": c * 2 * root + setup.reduce_bytes * root,
+        "optimizer step": stored,
+        # The largest parameter is gathered as it is stored before it is sent.
+        "weight update": setup.master_bytes * max(shape.vocab * shape.hidden, shape.expert_params),
+    }
+    return TrainerMemory(
+        weights=stored,
+        gradients=stored,
+        optimizer=stored * setup.num_optimizer_states,
+        unsharded_gradients=FP32 * shape.num_params if setup.defer_sync else 0.0,
+        transfer=2 * setup.bucket_bytes,
+        activations=activations,
+        head=head,
+        gathered=gathered,
+        moments=moments,
+    )

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sweep file as it is, composed run by run; and the queue on real processes that are killed at awkward moments."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from scalerl_verl.planning.resolve import compose_run
+from scalerl_verl.plugins.config_checks import find_problems
+from tests.recipe_modules import RECIPES, load_recipe_module
+from tests.unit.plugins.test_leave_one_out import ROWS
+
+ABLATION = RECIPES / "ablation"
+NAMES = {
+    "the loss": "loss",
+    "the prompt average": "prompt_average",
+    "batch normalisation": "batch_normalisation",
+    "zero-variance filtering": "zero_variance_filtering",
+    "no-positive-resampling": "no_positive_resampling",
+    "forced interruption": "forced_interruption",
+    "the FP32 head": "fp32_head",
+}
+"""Row of the README's table -> run of the group leave_one_out; the eighth piece, PipelineRL, is no part of `recipe`."""
+
+
+@pytest.fixture(scope="module")
+def spec() -> ModuleType:
+    return load_recipe_module("ablation", "spec")
+
+
+@pytest.fixture(scope="module")
+def runs(spec: ModuleType) -> dict[str, Any]:
+    """Runs of the committed sweep by name."""
+    return {run.name: run for run in spec.read_sweep(ABLATION / "sweep.yaml")}
+
+
+def launch_line(run: Any, tmp_path: Path) -> list[str]:
+    """What the run's launcher gives to main_ppo."""
+    module = load_recipe_module("common", "run_recipe")
+    given = run.command(tmp_path)
+    arguments = module.parse_arguments(
+        [*given[2 : -len(run.overrides) - 1], "--data", str(tmp_path), "--", *run.overrides]
+    )
+    return module.build_command(arguments, module.Paths(tmp_path))
+
+
+def test_every_run_of_the_sweep_composes_and_contradicts_nothing(runs: dict[str, Any], tmp_path: Path) -> None:
+    problems = {}
+    for name, run in runs.items():
+        if run.seed == 0:
+            command = launch_line(run, tmp_path)
+            config = compose_run([f"hydra.searchpath=['file://{command[4]}']", *command[5:]])
+            problems[name] = find_problems(config)
+            gpus = config.trainer.n_gpus_per_node
+            if config.trainer.v1.trainer_mode == "pipeline_rl":
+                gpus += config.actor_rollout_ref.rollout.n_gpus_per_node
+            assert gpus == 2, f"{name}: runs are compared in GPU-hours of the same two GPUs"
+    assert len(problems) >= 25 and not any(problems.values()), problems
+
+
+def test_leave_one_out_has_eight_pieces_and_does_what_the_readme_says(runs: dict[str, Any]) -> None:
+    left_out = {name.split("/")[1]: run for name, run in runs.items() if name.startswith("leave_one_out/")}
+    assert set(left_out) == {*NAMES.values(), "pipeline_rl"}
+    common = runs["scalerl/all_pieces/seed0"].overrides
+    for row, name in NAMES.items():
+        own = left_out[name].overrides[len(common) :]
+        # tiny-gpu also has settings of the interruption, which nobody would read without it.
+        assert [text for text in own if text != "~algorithm.scalerl.interruption"] == ROWS[row]
+
+
+def test_sweep_has_the_values_it_promises(runs: dict[str, Any]) -> None:
+    text = "\n".join(itertools.chain.from_iterable((run.name, *run.overrides) for run in runs.values()))
+    for value in ("eps_max=4", "eps_max=8", "high=0.24", "high=0.28", "high=4e-3", "high=5e-3"):
+        assert value in text
+    for name in ("staleness/pipeline_1", "staleness/pipeline_4", "staleness/off_policy_1", "batch/responses_1024"):
+        assert f"{name}/seed0" in runs and f"{name}/seed1" in runs
+
+
+# A launcher reduced to what the queue sees of one: it takes the launcher's arguments, counts its starts, waits for a
+# permission, and leaves metrics as verl's file logger writes them.
+STUB = """
+import json, pathlib, sys, time
+arguments = sys.argv[1:]
+out, overrides = pathlib.Path(arguments[arguments.index("--out") + 1]), arguments[arguments.index("--") + 1:]
+with (out / "starts").open("a") as stream:
+    stream.write("start\\n")
+gate = pathlib.Path(__file__).with_name("gate")
+while "wait" in overrides and not gate.exists():
+    time.sleep(0.02)
+if "fail" in overrides and not gate.exists():
+    sys.exit(9)
+(out / "run").mkdir(exist_ok=True)
+rows = [{"step": step, "data": {"scalerl/compute/gpu_hours": step / 10, "scalerl/validation/pass_rate": step / 9}}
+        for step in range(4)]
+rows[2]["data"].pop("scalerl/validation/pass_rate")
+(out / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+with (out / "ends").open("a") as stream:
+    stream.write("end\\n")
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., Path]:
+    """``sweep(first=[...], ...)``: a sweep file of a group with these runs, launched by the stub."""
+    (tmp_path / "stub.py").write_text(STUB)
+
+    def write(**members: list[str]) -> Path:
+        path = tmp_path / "sweep.yaml"
+        content = {"launcher": "stub.py", "recipe": "tiny-gpu", "groups": {"group": members}}
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """``queue(sweep_file, options)``: a queue in a process of its own."""
+    started = []
+
+    def start(path: Path, *options: str) -> subprocess.Popen:
+        command = [sys.executable, str(ABLATION / "sweep.py"), "--sweep", str(path), "--out", str(tmp_path / "out")]
+        process = subprocess.Popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    (tmp_path / "gate").touch()  # lets go what a failed test left waiting
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def folder(tmp_path: Path, name: str) -> Path:
+    return tmp_path / "out" / "runs" / "group" / name / "seed0"
+
+
+def count(tmp_path: Path, name: str, what: str) -> int:
+    path = folder(tmp_path, name) / what
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def status(tmp_path: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder(tmp_path, name) / "status.json").read_text())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(1500):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not happen within 30 s")
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str]:
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out
+
+
+def test_queue_runs_each_once_marks_failures_and_goes_on(sweep, queue, tmp_path: Path) -> None:
+    path = sweep(first=[], second=["fail"], third=["x=1"])
+    code, out = finish(queue(path))
+    assert code == 3, out
+    assert [status(tmp_path, name)["state"] for name in ("first", "second", "third")] == [
+        "finished",
+        "failed",
+        "finished",
+    ]
+    assert status(tmp_path, "second")["attempts"][0]["code"] == 9
+    code, out = finish(queue(path))
+    assert code == 3 and "group/second/seed0: failed before" in out
+    assert [count(tmp_path, name, "starts") for name in ("first", "second", "third")] == [1, 1, 1]
+    (tmp_path / "gate").touch()  # the reason of the failure is gone
+    code, out = finish(queue(path, "--retry-failed"))
+    assert code == 0, out
+    assert [count(tmp_path, name, "starts") for name in ("first", "second", "third")] == [1, 2, 1]
+    assert "group/second/seed0  finished" in finish(queue(path, "--list"))[1]
+
+
+def test_killed_queue_leaves_a_run_that_the_next_one_waits_for(sweep, queue, tmp_path: Path) -> None:
+    path = sweep(first=["wait"], second=[])
+    killed = queue(path)
+    wait_until(lambda: count(tmp_path, "first", "starts") == 1)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert "group/first/seed0   running" in finish(queue(path, "--list"))[1]
+    following = queue(path)
+    assert following.stdout is not None and "still runs from a queue that is gone" in following.stdout.readline()
+    (tmp_path / "gate").touch()
+    code, out = finish(following)
+    assert code == 0, out
+    assert [count(tmp_path, name, what) for name in ("first", "second") for what in ("starts", "ends")] == [1, 1, 1, 1]
+
+
+def test_killed_run_is_resumed_by_the_same_command(sweep, queue, tmp_path: Path) -> None:
+    path = sweep(first=["wait"])
+    killed = queue(path)
+    wait_until(lambda: count(tmp_path, "first", "starts") == 1)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    # As after a reboot: the attempt and its command are gone without a word.
+    for pid in _processes_with(str(folder(tmp_path, "first"))):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not _processes_with(str(folder(tmp_path, "first"))))
+    assert status(tmp_path, "first")["state"] == "running"
+    assert "group/first/seed0  killed" in finish(queue(path, "--list"))[1]
+    (tmp_path / "gate").touch()
+    code, out = finish(queue(path))
+    assert code == 0 and "group/first/seed0: resuming" in out
+    assert [attempt["code"] for attempt in status(tmp_path, "first")["attempts"]] == [None, 0]
+    assert (count(tmp_path, "first", "starts"), count(tmp_path, "first", "ends")) == (2, 1)
+
+
+def test_interrupted_queue_ends_its_run_and_resumes_it_later(sweep, queue, tmp_path: Path) -> None:
+    path = sweep(first=["wait"])
+    interrupted = queue(path)
+    wait_until(lambda: count(tmp_path, "first", "starts") == 1)
+    interrupted.send_signal(signal.SIGINT)
+    code, out = finish(interrupted)
+    assert code == 130 and "call again to resume" in out
+    assert status(tmp_path, "first")["state"] == "interrupted"
+    assert not _processes_with(str(folder(tmp_path, "first")))
+    (tmp_path / "gate").touch()
+    assert finish(queue(path))[0] == 0
+    assert (count(tmp_path, "first", "starts"), count(tmp_path, "first", "ends")) == (2, 1)
+
+
+def test_second_queue_and_changed_sweep_are_refused(sweep, queue, tmp_path: Path) -> None:
+    path = sweep(first=["wait"])
+    working = queue(path)
+    wait_until(lambda: count(tmp_path, "first", "starts") == 1)
+    code, out = finish(queue(path))
+    assert code == 1 and "another queue works in" in out
+    (tmp_path / "gate").touch()
+    assert finish(working)[0] == 0
+    code, out = finish(queue(sweep(first=["something=else"])))
+    assert code == 1 and "was made by another command" in out
+    assert count(tmp_path, "first", "starts") == 1
+
+
+def test_results_are_what_the_curve_commands_read(sweep, queue, tmp_path: Path) -> None:
+    path = sweep(first=[], second=["fail"])
+    finish(queue(path))
+    code, out = finish(queue(path, "--collect"))
+    assert code == 0 and "1 finished runs of 2" in out
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [(row["name"], row["seed"], row["step"]) for row in rows] == [
+        ("first", 0, 0),
+        ("first", 0, 1),
+        ("first", 0, 3),
+    ]
+    assert rows[-1]["scalerl/compute/gpu_hours"] == 0.3
+    from scalerl_verl.curves.reading import read_run
+
+    log = read_run([tmp_path / "out" / "curves" / "group.first.seed0.jsonl"])
+    assert sorted(log.steps) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"recipe": "tiny-gpu"}, "needs a mapping `groups`"),
+        ({"recipe": "tiny-gpu", "groups": {}, "seed": 1}, "seed does not exist, the keys are"),
+        ({"recipe": "nothing", "groups": {}}, "is no folder of"),
+        ({"recipe": "tiny-gpu", "groups": {"g": {"a": "x=1"}}}, "g/a.overrides must be a list"),
+        ({"recipe": "tiny-gpu", "groups": {"g": {"a": {"override": []}}}}, "g/a: override does not exist"),
+        ({"recipe": "tiny-gpu", "groups": {"g": {"a": [1]}}}, "g/a.overrides: 1 is no text"),
+        ({"recipe": "tiny-gpu", "groups": {"g": {"a": []}}, "seeds": [-1]}, "is no whole number"),
+        ({"recipe": "tiny-gpu", "groups": {"g": {"a": [], "b": []}}}, "g/b/seed0 is the same run as g/a/seed0"),
+        ({"recipe": "tiny-gpu", "groups": {}, "launcher": "none.py"}, "none.py does not exist"),
+    ],
+)
+def test_wrong_sweep_is_refused(spec: ModuleType, tmp_path: Path, content: dict[str, Any], said: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(spec.SweepError, match=said):
+        spec.read_sweep(path)
+
+
+def test_parts_of_a_sweep_are_chosen_by_name(spec: ModuleType, runs: dict[str, Any]) -> None:
+    everything = list(runs.values())
+    assert spec.choose(everything, []) == everything
+    assert {run.seed for run in spec.choose(everything, ["*/seed1"])} == {1}
+    assert len(spec.choose(everything, ["leave_one_out"])) == 16
+    with pytest.raises(spec.SweepError, match="matches no run: groups are baselines, batch"):
+        spec.choose(everything, ["leave_two_out"])
+
+
+def _processes_with(text: str) -> list[int]:
+    """Processes whose command line has `text`, this one and zombies left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in line:
+                found.append(int(entry.name))
+    return found
