@@ -13,10 +13,10 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 CHECKS = "unit/plugins/test_config_checks.py"
-PIPELINE_CHECKS = "unit/plugins/test_pipeline_checks.py"
-UPDATES = "e2e/test_engine_updates.py"
 RATIO = "unit/plugins/test_ratio_checks.py"
 ADVANTAGE = "unit/plugins/test_advantage_checks.py"
+PIPELINE_CHECKS = "unit/plugins/test_pipeline_checks.py"
+UPDATES = "e2e/test_engine_updates.py"
 PROBE = "unit/plugins/test_generator_probe.py"
 ENGINE = "e2e/test_generator_head.py::test_log_probs_are_those_of_float64_and_follow_the_weights"
 
