@@ -8,6 +8,7 @@ of lanes that share devices one works at a time while the others wait with all t
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -68,7 +69,9 @@ def run_lanes(lanes: Sequence[Lane], arguments_of: dict[str, list[str]], boot_s:
     began = time.time()
     for lane in lanes:
         lane.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(Path(__file__).with_name("bench_pipeline.py")), "--mode", lane.mode]
+        # relative: rows note the command
+        script = os.path.relpath(Path(__file__).with_name("bench_pipeline.py"))
+        command = [sys.executable, script, "--mode", lane.mode]
         command += ["--gpus", lane.gpus, "--work", str(lane.folder), "--gate", str(lane.gate)]
         command += ["--seconds", str(each_s), *arguments_of[lane.mode]]
         with (lane.folder / "out.txt").open("w") as out:
