@@ -20,8 +20,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.workers.rollout.replica import TokenOutput
 
-from scalerl_verl.errors import PatchError
-from scalerl_verl.plugins.interruption_settings import LOOP_NAME, make_script, read_settings
+from scalerl_verl.errors import PatchError, ScaleRLConfigError
+from scalerl_verl.pipeline.versions import truncate_runs
+from scalerl_verl.plugins.interruption_settings import LOOP_NAME, asks_for_interruption, make_script, read_settings
 from scalerl_verl.rollout.budgets import Budgets, InterruptionSettings, resolve_budgets
 from scalerl_verl.rollout.interruption import RECORD_KEY, InterruptedResponse
 from scalerl_verl.rollout.markers import ThinkingScript
@@ -100,8 +101,17 @@ class ForcedInterruptionLoop(SingleTurnAgentLoop):
 
         Raises:
             PatchError: the start-up check has not passed in this run, or the worker is not patched.
+            ScaleRLConfigError: the prompt names this loop, and the run has another by default.
         """
         require_checked_run(f"default_agent_loop={LOOP_NAME}")
+        if not asks_for_interruption(self.config):
+            # Markers and budgets were not checked at start, and lengths not counted, for another default.
+            raise ScaleRLConfigError(
+                [
+                    f"a prompt has agent_name={LOOP_NAME}, but the default is another loop: set "
+                    f"actor_rollout_ref.rollout.agent.default_agent_loop={LOOP_NAME}, and name the other in the data"
+                ]
+            )
         context = _context.get()
         if context is None:
             require_active("verl.agent_loop.context")
@@ -254,7 +264,9 @@ def _merge(
     if "global_steps" in outputs[-1].extra_fields:
         extra["global_steps"] = outputs[-1].extra_fields["global_steps"]
     if all("versions" in output.extra_fields for output in outputs):
-        extra["versions"] = _join_versions([output.extra_fields["versions"] for output in outputs])
+        joined = _join_versions([output.extra_fields["versions"] for output in outputs])
+        # A stop string that began in an earlier request cuts off tokens of the last one.
+        extra["versions"] = [list(run) for run in truncate_runs(joined, sum(response.mask))]
     if any("reissues" in output.extra_fields for output in outputs):
         extra["reissues"] = sum(output.extra_fields.get("reissues", 0) for output in outputs)
     extra[RECORD_KEY] = record

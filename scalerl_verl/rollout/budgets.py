@@ -71,6 +71,12 @@ class InterruptionSettings:
             yield f"end_marker={self.end_marker!r} must be a text such as </think>"
         elif not isinstance(self.phrase, str) or self.phrase.count(self.end_marker) != 1:
             yield f"phrase={self.phrase!r} must contain end_marker={self.end_marker!r} once, to close the thinking"
+        elif isinstance(self.start_marker, str) and self.start_marker.strip():
+            start, end = self.start_marker.strip(), self.end_marker.strip()
+            if start in end or end in start:
+                yield f"start_marker={self.start_marker!r} and end_marker={self.end_marker!r} must not hold one another"
+            elif start in self.phrase:
+                yield f"phrase={self.phrase!r} must not hold start_marker={self.start_marker!r}: it opens the thinking"
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class InterruptedResponse:
     _answering: bool = False
     _done: bool = False
     _truncated: bool = False
+    _looked_late: bool = False
 
     def __post_init__(self) -> None:
         self._grace_left = self.budgets.grace
@@ -125,7 +126,7 @@ class InterruptedResponse:
             outcome = INTERRUPTED
         else:
             opened = self.thinks if self.thinks is not None else self.script.has_opened(self.token_ids)
-            closed = self.thinks is not False and self.script.has_closed(self.token_ids)
+            closed = opened and self.script.has_closed(self.token_ids)
             outcome = NATURAL if closed else UNCLOSED if opened else NO_THINKING
             thinking = self.script.count_thinking(self.token_ids) if closed or opened else 0
             injected = 0
@@ -154,8 +155,16 @@ class InterruptedResponse:
     def _leave_thinking(self) -> None:
         """The budget is used up: let it answer, let it complete its own end marker, or interrupt it."""
         ids, script = self.token_ids, self.script
-        if script.has_closed(ids) or not (self.thinks or script.has_opened(ids)):
+        if script.has_closed(ids):
             self._answer(self._left())
+            return
+        if not (self.thinks or script.has_opened(ids)):
+            # It may still open it: looked at once more where phrase and answer would just fit.
+            late = self._left() - self.budgets.answer - len(script.phrase_ids) - self._grace_left
+            if self._looked_late or late < 1:
+                self._answer(self._left())
+            else:
+                self._looked_late, self._limit = True, late
             return
         missing = min(script.missing_of_marker(ids), self._grace_left)
         if missing:

@@ -94,8 +94,8 @@ class AlarmSettings:
     def __post_init__(self) -> None:
         problems = []
         number, window = self.fraction, self.window_batches
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= 1:
-            problems.append(f"fraction={number!r} must be above 0 and at most 1")
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1:
+            problems.append(f"fraction={number!r} must be above 0 and below 1")
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             problems.append(f"window_batches={window!r} must be a whole number, 1 or more")
         if self.on_alarm not in ON_ALARM:
@@ -146,9 +146,9 @@ class TruncationAlarm:
         Raises:
             ValueError: something else than a state of this class.
         """
-        batches = state.get("batches") if set(state) == {"batches"} else None
+        batches = state["batches"] if isinstance(state, Mapping) and set(state) == {"batches"} else None
         if not isinstance(batches, list) or not all(_is_count(batch) for batch in batches):
-            raise ValueError(f"{dict(state)} is no window of a truncation alarm: [truncated, all] of each batch")
+            raise ValueError(f"{state!r} is no window of a truncation alarm: [truncated, all] of each batch")
         self._batches.clear()
         self._batches.extend((truncated, size) for truncated, size in batches)
         self._was_raised = False
@@ -158,9 +158,9 @@ class TruncationAlarm:
         settings = self.settings
         return (
             f"{self.fraction:.1%} of the responses of the last {settings.window_batches} batches were truncated (alarm "
-            f"above {settings.fraction:.0%}): in the ScaleRL paper this went with instability, healthy runs stay under "
-            "5 %. Raise data.max_response_length, use rollout.agent.default_agent_loop=forced_interruption, or leave "
-            "truncated responses out (algorithm.scalerl.reward_shaping.exclude_truncated={})"
+            f"above {settings.fraction:.1%}): in the ScaleRL paper this went with instability, healthy runs stay under "
+            "5 %. Raise data.max_response_length, end them before (+scalerl=interruption), or, with the estimator "
+            "scalerl, leave truncated responses out (++algorithm.scalerl.reward_shaping.exclude_truncated={})"
         )
 
 

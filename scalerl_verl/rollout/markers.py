@@ -61,7 +61,7 @@ class ThinkingScript:
             closed it (thinking switched off). None: it is for the response to open it.
         """
         tail = self.decode(prompt_ids[-_PROMPT_TAIL_TOKENS:]).rstrip()
-        if tail.endswith(self._end):
+        if tail.endswith(self._end.rstrip()):
             return False
         if self._start is None or tail.endswith(self._start.rstrip()):
             return True

@@ -51,6 +51,7 @@ def checked_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def make_config(**interruption: Any) -> DictConfig:
     options = {"thinking_budget": [6, 6], "answer_budget": 3, "phrase": PHRASE, **interruption}
     rollout = {"name": "vllm", "prompt_length": 16, "response_length": 40, "ignore_eos": False}
+    rollout["agent"] = {"default_agent_loop": "forced_interruption"}
     return OmegaConf.create(
         {
             "actor_rollout_ref": {"rollout": rollout},
@@ -315,3 +316,10 @@ def test_the_method_that_is_wrapped_takes_what_we_pass() -> None:
 
     names = list(inspect.signature(inspect.unwrap(AgentLoopWorker._run_agent_loop)).parameters)
     assert names[:3] == ["self", "sampling_params", "trajectory"]
+
+
+def test_a_prompt_that_names_the_loop_of_a_run_with_another_default_is_refused() -> None:
+    config = make_config()
+    config.actor_rollout_ref.rollout.agent.default_agent_loop = "single_turn_agent"
+    with pytest.raises(ScaleRLConfigError, match="but the default is another loop"):
+        run(make_engine("<think>7$"), config)

@@ -144,7 +144,7 @@ def test_alarm_warns_once_after_its_window(caplog: pytest.LogCaptureFixture) -> 
 def test_alarm_stops_the_run_if_asked_to() -> None:
     trainer = Trainer(window_batches=2, on_alarm="stop", fraction=0.4)
     run_step(trainer)
-    with pytest.raises(TruncationError, match=r"alarm above 40%"):
+    with pytest.raises(TruncationError, match=r"alarm above 40.0%"):
         run_step(trainer)
     calm = Trainer(window_batches=1, on_alarm="stop", fraction=0.5)
     assert run_step(calm)["truncation_alarm_max"] == 0.0

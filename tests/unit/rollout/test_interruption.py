@@ -223,6 +223,32 @@ def test_a_stop_string_that_begins_within_the_budget_ends_the_response(begun: in
     assert not record["truncated"] and len(engine.asked) == 2
 
 
+def test_versions_cover_no_token_that_a_stop_string_cut_off() -> None:
+    """The engine notes what it sampled; what comes behind a stop string of two requests is not of the response."""
+    chosen = settings()
+    script = make_script(chosen)
+
+    class NotingEngine(ScriptedEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            output = await super().generate(*args, **kwargs)
+            output.extra_fields["versions"] = [[len(self.asked), len(output.token_ids)]]
+            return output
+
+    engine = NotingEngine("111111STOP" + "9" * 20, "", script.phrase_ids)
+    client = InterruptingClient(
+        engine, script, make_budgets(chosen, script, 60), seed=0, session=0, stop_ids={EOS}, decode=decode
+    )
+    params = {**PARAMS, "stop": ["STOP"]}
+    output = asyncio.run(client.generate("id", prompt_ids=PROMPT, sampling_params=params))
+    assert decode(output.token_ids) == "111111STOP"
+    assert output.extra_fields["versions"] == [[1, 8], [2, 2]]
+
+
+def test_a_close_without_an_opening_is_no_thinking() -> None:
+    _, record, _ = run("abc</t> is a tag$")
+    assert record["outcome"] == "no_thinking" and record["thinking_tokens"] == 0
+
+
 def test_a_stop_string_is_not_put_together_from_the_phrase_and_the_answer() -> None:
     response, record, _ = run("<t>abcdefghijkl", ">42$", params={**PARAMS, "stop": ["t>>"]})
     assert decode(response.token_ids).endswith(PHRASE + ">42$") and record["answer_tokens"] == 4
@@ -232,7 +258,17 @@ def test_a_response_that_opens_no_thinking_is_left_alone() -> None:
     response, record, engine = run("abcdefghijklmnop$")
     assert decode(response.token_ids) == "abcdefghijklmnop$" and record["outcome"] == "no_thinking"
     assert record["thinking_tokens"] == 0 and record["answer_tokens"] == 17
-    assert engine.asked == [(0, 8), (8, 52)]
+    # Once more before the end it is looked whether it thinks after all.
+    _, record, engine = run("a" * 80)
+    assert record["outcome"] == "no_thinking" and record["truncated"] and record["answer_tokens"] == 60
+    assert [at for at, _ in engine.asked][:2] == [0, 8] and len(engine.asked) == 3
+
+
+@pytest.mark.parametrize("before", range(6, 30))
+def test_thinking_that_opens_after_the_budget_is_interrupted_where_phrase_and_answer_still_fit(before: int) -> None:
+    response, record, _ = run("a" * before + "<t>" + "b" * 80, ">42$")
+    assert record["outcome"] == "interrupted" and not record["truncated"]
+    assert decode(response.token_ids).endswith(PHRASE + ">42$") and len(response.token_ids) <= 60
 
 
 def test_without_a_start_marker_everything_is_thinking() -> None:
