@@ -190,7 +190,7 @@ REFUSALS: dict[str, Refusal] = {
     "alarm that means nothing": (
         "recipe",
         {"algorithm.scalerl.truncation_alarm": {"fraction": 10, "on_alarm": "warn"}},
-        ["algorithm.scalerl.truncation_alarm.fraction=10 must be above 0 and at most 1"],
+        ["algorithm.scalerl.truncation_alarm.fraction=10 must be above 0 and below 1"],
     ),
     "misspelt sampler": (
         "",
