@@ -120,6 +120,8 @@ class _SharedPass(torch.autograd.Function):
                     continue
                 slope_N[at] = _slope(token_loss, logp_N[at], at)
                 rows = active_tokens(slope_N, at=at)
+                if not len(slope_N[rows]):
+                    continue
                 grad_CV = passes(logits_CV).row_gradient(
                     logits_CV, *per_token, lse_C, entropy_N[at], slope_N[at], None, head.grad_dtype
                 )
