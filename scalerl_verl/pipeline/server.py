@@ -15,7 +15,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 
 from scalerl_verl.errors import WeightSyncError
 from scalerl_verl.pipeline.versions import VersionLog, oldest_version
-from scalerl_verl.upstream.vllm.engine_versions import METHOD
+from scalerl_verl.upstream.vllm.engine_versions import METHOD, RECOMPUTE, SWAP
 
 NO_VERSION = -1
 """Version of the weights that an engine invents before the first update."""
@@ -64,8 +64,9 @@ class _Clock:
 class PipelineHttpServer(vLLMHttpServer):
     """One vLLM engine of a pipeline run.
 
-    A weight update is `pause_keep`, the loading of weights by others, `finish_update`. Nothing is aborted: requests
-    stay in the engine with their tokens and, unless asked otherwise, their KV.
+    A weight update is `swap`, if the weights were staged, or else `pause_keep`, the loading of weights by others,
+    `finish_update`. Nothing is aborted: requests stay in the engine with their tokens and, unless asked otherwise,
+    their KV.
     """
 
     def _post_init(self, cuda_visible_devices: str) -> None:
@@ -110,6 +111,8 @@ class PipelineHttpServer(vLLMHttpServer):
         self._clock.begin()
         try:
             output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+            # An engine may go on, and end requests, a moment before the counts of its swap are noted here.
+            await self._gate.wait()
             num_tokens, noted = len(output.token_ids), self._log.num_noted(request_id)
             if num_tokens < noted or (output.stop_reason == "aborted" and request_id not in self._to_abort):
                 self._clock.tokens_lost += max(noted, num_tokens)
@@ -125,12 +128,28 @@ class PipelineHttpServer(vLLMHttpServer):
         output.extra_fields["max_global_steps"] = runs[-1][0] if runs else self._log.version
         return output
 
+    async def swap(self, version: int, staged: bytes, recompute: bool) -> dict[str, float]:
+        """Bring staged weights into use, with a pause that is inside the engine and covers only that.
+
+        Args:
+            version: of the staged weights.
+            staged: the layout of `StagingBuffer.finish`, or b"" if it is that of the update before.
+            recompute: whether running requests compute their KV again.
+
+        Returns:
+            As `finish_update`, and ``swap_s``, ``drain_s``.
+        """
+        await self._close_gate()
+        update = await self.engine.engine_core.call_utility_async(SWAP, salt_of(version), staged, recompute)
+        counts = update.pop("counts")
+        self._note_version(version, counts)
+        self._gate.set()
+        return self._summarise(update, counts, recompute)
+
     async def pause_keep(self) -> None:
         """Stop decoding; every request stays where it is."""
         self._paused_at = time.perf_counter()
-        self._gate.clear()
-        while self._num_entering:  # what is on its way into the engine has to arrive before it is counted
-            await asyncio.sleep(0.001)
+        await self._close_gate()
         await self.engine.pause_generation(mode="keep", clear_cache=False)
 
     async def finish_update(self, version: int, recompute: bool) -> dict[str, float]:
@@ -149,20 +168,29 @@ class PipelineHttpServer(vLLMHttpServer):
         """
         assert self._paused_at is not None, "finish_update without pause_keep"
         counts = await self._note_swap(version)
-        if version > self._log.version:  # not when an update is repeated because another generator died in it
-            outer_ids = {inner: outer for outer, inner in self._inner_ids.items()}
-            self._log.update(version, {outer_ids[inner]: n for inner, (n, _) in counts.items() if inner in outer_ids})
-        recomputed = 0
+        self._note_version(version, counts)
         if recompute:
-            recomputed = sum(num_computed for _, num_computed in counts.values())
-            if not await self.engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
-                raise WeightSyncError("vLLM kept KV of the old weights although it was asked to compute it again")
-        self.global_steps = version
+            await self.engine.engine_core.call_utility_async(RECOMPUTE)
         await self.engine.resume_generation()
         self._gate.set()
         pause_s, self._paused_at = time.perf_counter() - self._paused_at, None
-        update = {"pause_s": pause_s, "kept_requests": len(counts), "recomputed_tokens": recomputed}
-        return {**update, **self._clock.take(pause_s)}
+        return self._summarise({"pause_s": pause_s}, counts, recompute)
+
+    async def _close_gate(self) -> None:
+        self._gate.clear()
+        while self._num_entering:  # what is on its way into the engine has to arrive before it is counted
+            await asyncio.sleep(0.001)
+
+    def _note_version(self, version: int, counts: dict[str, tuple[int, int]]) -> None:
+        if version > self._log.version:  # not when an update is repeated because another generator died in it
+            outer_ids = {inner: outer for outer, inner in self._inner_ids.items()}
+            self._log.update(version, {outer_ids[inner]: n for inner, (n, _) in counts.items() if inner in outer_ids})
+        self.global_steps = version
+
+    def _summarise(self, times: dict[str, float], counts: dict[str, tuple[int, int]], recompute: bool) -> dict:
+        recomputed = sum(num_computed for _, num_computed in counts.values()) if recompute else 0
+        update = {**times, "kept_requests": len(counts), "recomputed_tokens": recomputed}
+        return {**update, **self._clock.take(times["pause_s"])}
 
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = False) -> dict[str, Any]:
         """Abort one request by the id it was sent with; ``aborted`` tells whether the engine has let go of it."""

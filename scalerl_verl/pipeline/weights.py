@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights from the trainer to generators that go on: one process group, a staging buffer, a short pause."""
+"""Weights from the trainer to generators that go on: one process group, a staging buffer, a pause for the swap."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from verl.utils.ray_utils import auto_await
 
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError
 from scalerl_verl.pipeline.settings import PipelineSettings
+from scalerl_verl.pipeline.staging import StagingBuffer
 
 logger = logging.getLogger(__name__)
 HEALTH_TIMEOUT_S = 60.0
@@ -25,35 +26,38 @@ HEALTH_TIMEOUT_S = 60.0
 
 
 class StagingWorker(CheckpointEngineWorker):
-    """verl's rollout worker in two steps: weights are received while the engine generates, and loaded later."""
+    """verl's rollout worker that can also receive weights without loading them: the engine goes on generating."""
 
-    _staged: list[tuple[str, torch.Tensor]] | None = None
+    _staging: StagingBuffer | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def stage_weights(self, staging: str, global_steps: int) -> None:
-        """Receive all weights into ``device`` or ``host`` memory.
+    async def stage_weights(self, staging: str, known: frozenset[str], global_steps: int) -> tuple[str, bytes]:
+        """Receive all weights into memory that vLLM's worker shares.
+
+        Args:
+            staging: ``device`` or ``host``.
+            known: ids of layouts that vLLM's workers have.
+            global_steps: the version.
+
+        Returns:
+            Id of the layout, and the layout itself unless its id is in ``known``.
 
         Raises:
             WeightSyncError: they do not fit beside vLLM.
         """
-        staged = []
+        if self._staging is None:
+            self._staging = StagingBuffer(on_device=staging == "device")
+        self._staging.begin()
         try:
             async for name, weight in self.checkpoint_engine.receive_weights(global_steps=global_steps):
-                # The engine reuses its buffers: what is kept has to be a copy.
-                staged.append((name, weight.to("cpu", copy=True) if staging == "host" else weight.clone()))
+                self._staging.put(name, weight)
         except torch.cuda.OutOfMemoryError as error:
             raise WeightSyncError(
                 "a second copy of the model does not fit on the generator's device beside vLLM: lower "
                 "actor_rollout_ref.rollout.gpu_memory_utilization, or set trainer.v1.pipeline_rl.staging=host (or none)"
             ) from error
-        self._staged = staged
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def load_staged(self, global_steps: int) -> None:
-        """Load what `stage_weights` received into the paused engine."""
-        assert self._staged is not None, "load_staged without stage_weights"
-        staged, self._staged = self._staged, None
-        await self.server_adapter.update_weights(iter(staged), global_steps=global_steps)
+        layout = self._staging.finish()
+        return self._staging.layout_id, b"" if self._staging.layout_id in known else layout
 
 
 class WeightUpdater(CheckpointEngineManager):
@@ -79,6 +83,7 @@ class WeightUpdater(CheckpointEngineManager):
         self._settings = settings
         self._on_lost = on_lost
         self._rollout: Any = None  # verl's worker group over all generators, while their process group stands
+        self._layouts: set[str] = set()  # of staged weights, known to the generators they belong to
         self.num_groups_built = 0
 
     @auto_await
@@ -113,44 +118,58 @@ class WeightUpdater(CheckpointEngineManager):
 
     async def _update(self, version: int) -> dict[str, float]:
         if self._rollout is None:
-            self._build_group()
+            await self._build_group()
         started = time.perf_counter()
         if self._settings.staging == "none":
             await asyncio.gather(*[replica.servers[0].pause_keep.remote() for replica in self.replicas])
-            sent = await self._transfer(self._rollout.update_weights(global_steps=version), version)
+            sent, _ = await self._transfer(self._rollout.update_weights(global_steps=version), version)
             transfer_s = time.perf_counter() - started
             updates = await asyncio.gather(*[self._finish(replica, version) for replica in self.replicas])
-            swaps = [transfer_s] * len(updates)
+            updates = [{**update, "swap_s": transfer_s} for update in updates]
         else:
-            staged = self._rollout.stage_weights(self._settings.staging, global_steps=version)
-            sent = await self._transfer(staged, version)
+            known = frozenset(self._layouts)
+            receiving = self._rollout.stage_weights(self._settings.staging, known, global_steps=version)
+            sent, staged = await self._transfer(receiving, version)
             transfer_s = time.perf_counter() - started
+            swaps = [self._swap(replica, version, *at) for replica, at in zip(self.replicas, staged, strict=True)]
             # To its end on every generator that lives, also when one dies: none may stay paused.
-            results = await asyncio.gather(
-                *[self._swap(replica, version) for replica in self.replicas], return_exceptions=True
-            )
-            swaps, updates = [], []
+            results = await asyncio.gather(*swaps, return_exceptions=True)
+            updates = []
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
-                swaps.append(result[0])
-                updates.append(result[1])
-        return {**sent, **_summarise(updates, swaps, transfer_s)}
+                updates.append(result)
+        return {**sent, **_summarise(updates, transfer_s)}
 
-    def _build_group(self) -> None:
+    async def _build_group(self) -> None:
+        """verl's process group of trainer and generators.
+
+        verl's own `build_process_group` does the same and waits for ever if a generator dies in it.
+        """
         workers = [worker for replica in self.replicas for worker in replica.workers]
         cls = RayClassWithInitArgs(cls=ray.remote(StagingWorker))
-        self._rollout = RayWorkerGroup(worker_handles=workers, ray_cls_with_init=cls)
-        self.build_process_group(self._rollout)
+        rollout = RayWorkerGroup(worker_handles=workers, ray_cls_with_init=cls)
+        both = (self.actor_wg, rollout)
+        prepared = [group.execute_checkpoint_engine(["prepare"] * group.world_size) for group in both]
+        metadata = await self._within_limit("preparing the process group", *prepared)
+        sizes = [group.world_size for group in both]
+        roles = self.backend_cls.build_topology(*sizes, metadata)
+        joining = [
+            group.execute_checkpoint_engine(**{**role, "method": ["init_process_group"] * group.world_size})
+            for group, role in zip(both, roles, strict=True)
+        ]
+        await self._within_limit("building the process group", *joining)
+        self._rollout = rollout
         self.num_groups_built += 1
 
-    async def _transfer(self, receiving: list[Any], version: int) -> dict[str, float]:
+    async def _transfer(self, receiving: list[Any], version: int) -> tuple[dict[str, float], list[Any]]:
+        """The trainer's metrics and what each generator's worker returned."""
         sending = self.actor_wg.update_weights(global_steps=version, mode=self.backend)
         results = await self._within_limit(f"the transfer of version {version}", sending, receiving)
         metrics: dict[str, float] = {}
-        for result in results[: self.actor_wg.world_size]:
+        for result in results[: len(sending)]:
             metrics.update(result or {})
-        return metrics
+        return metrics, results[len(sending) :]
 
     async def _within_limit(self, what: str, trainers: Sequence[Any], generators: Sequence[Any]) -> list[Any]:
         """Results of calls to every trainer rank and every generator's worker, which take part in one collective.
@@ -177,12 +196,11 @@ class WeightUpdater(CheckpointEngineManager):
             )
         return [task.result() for task in tasks]
 
-    async def _swap(self, replica: Any, version: int) -> tuple[float, dict[str, float]]:
-        await replica.servers[0].pause_keep.remote()
-        started = time.perf_counter()
-        await asyncio.gather(*[worker.load_staged.remote(global_steps=version) for worker in replica.workers])
-        swap_s = time.perf_counter() - started
-        return swap_s, await self._finish(replica, version)
+    async def _swap(self, replica: Any, version: int, layout_id: str, layout: bytes) -> dict[str, float]:
+        recompute = self._settings.kv_on_update == "recompute"
+        update = dict(await replica.servers[0].swap.remote(version, layout, recompute))
+        self._layouts.add(layout_id)
+        return update
 
     async def _finish(self, replica: Any, version: int) -> dict[str, float]:
         recompute = self._settings.kv_on_update == "recompute"
@@ -228,14 +246,14 @@ async def _as_awaitable(ref: Awaitable[Any]) -> Any:
     return await ref
 
 
-def _summarise(updates: list[dict[str, float]], swaps: list[float], transfer_s: float) -> dict[str, float]:
+def _summarise(updates: list[dict[str, float]], transfer_s: float) -> dict[str, float]:
     def total(key: str) -> float:
         return float(sum(update[key] for update in updates))
 
     prefix = "scalerl/pipeline"
     return {
         f"{prefix}/transfer_s": transfer_s,
-        f"{prefix}/swap_s": max(swaps),
+        f"{prefix}/swap_s": max(update["swap_s"] for update in updates),
         f"{prefix}/pause_s": max(update["pause_s"] for update in updates),
         f"{prefix}/kept_requests": total("kept_requests"),
         f"{prefix}/recomputed_tokens": total("recomputed_tokens"),

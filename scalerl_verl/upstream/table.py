@@ -13,6 +13,7 @@ from scalerl_verl.upstream.verl import (
     fp32_head,
     head_probe,
     prompt_mean,
+    staged_loading,
     startup_check,
     trainer_faults,
     training_step,
@@ -32,6 +33,7 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *head_probe.SPECS,
     *trainer_faults.SPECS,
     *weight_sync.SPECS,
+    *staged_loading.SPECS,
     *cpu.SPECS,
 )
 VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS, *engine_versions.SPECS)

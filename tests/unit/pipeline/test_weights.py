@@ -22,8 +22,8 @@ from scalerl_verl.pipeline.settings import PipelineSettings  # noqa: E402
 from scalerl_verl.pipeline.weights import WeightUpdater  # noqa: E402
 
 UPDATE = {
-    "pause_s": 0.1, "kept_requests": 3, "recomputed_tokens": 0, "tokens_lost": 0, "idle_s": 1.0, "wall_s": 4.0,
-    "generated_tokens": 7,
+    "pause_s": 0.1, "swap_s": 0.05, "kept_requests": 3, "recomputed_tokens": 0, "tokens_lost": 0, "idle_s": 1.0,
+    "wall_s": 4.0, "generated_tokens": 7,
 }  # fmt: skip
 
 
@@ -88,11 +88,13 @@ class World:
         self.num_built = 0
 
     def replica(self, number: int) -> Any:
-        server = Stub(f"server-{number}", self.log, {"finish_update": [dict(UPDATE) for _ in range(9)]})
-        worker = Stub(f"worker-{number}", self.log)
+        server = Stub(
+            f"server-{number}", self.log, {name: [dict(UPDATE) for _ in range(9)] for name in ("swap", "finish_update")}
+        )
+        worker = Stub(f"worker-{number}", self.log, {"stage_weights": [(f"layout-{number}", b"") for _ in range(9)]})
         return Replica(replica_rank=number, servers=[server], workers=[worker])
 
-    def build(self) -> None:
+    async def build(self) -> None:
         self.num_built += 1
         self.updater._rollout = StubGroup([worker for r in self.updater.replicas for worker in r.workers])
 
@@ -104,10 +106,10 @@ class World:
 def test_weights_are_staged_while_generators_go_on_and_swapped_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     metrics = world.updater.update_weights(1)
-    assert world.calls("server-0") == world.calls("server-1") == ["pause_keep", "finish_update"]
-    assert world.calls("worker-0") == ["stage_weights", "load_staged"]
+    assert world.calls("server-0") == world.calls("server-1") == ["swap"], "one call, while nothing is generated"
+    assert world.calls("worker-0") == ["stage_weights"]
     order = [method for _, method in world.log]
-    assert order.index("pause_keep") > max(i for i, method in enumerate(order) if method == "stage_weights")
+    assert order.index("swap") > max(i for i, method in enumerate(order) if method == "stage_weights")
     assert metrics["sent"] == 1.0 and metrics["scalerl/pipeline/kept_requests"] == 6
     assert metrics["scalerl/pipeline/generator_idle_fraction"] == 0.25
     assert metrics["scalerl/pipeline/replicas"] == 2
@@ -142,10 +144,10 @@ def test_dead_generator_is_left_out_before_an_update(monkeypatch: pytest.MonkeyP
 def test_generator_that_dies_in_an_update_does_not_leave_others_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     died = ray.exceptions.ActorDiedError()
-    world.replicas[0].servers[0].answers.update(pause_keep=died, check_alive=[None, died])
+    world.replicas[0].servers[0].answers.update(swap=died, check_alive=[None, died])
     world.updater.update_weights(1)
     calls = world.calls("server-1")
-    assert calls == ["pause_keep", "finish_update"] * 2, "once with the dying one, once more without it"
+    assert calls == ["swap"] * 2, "once with the dying one, once more without it"
     assert world.lost == [world.replicas[0]]
 
 
@@ -168,7 +170,7 @@ def test_generator_that_dies_in_a_hanging_transfer_is_left_out(monkeypatch: pyte
     """The stub's collective hangs for all when a peer dies, without an error, as NCCL's may."""
     world = World(monkeypatch, transfer_timeout_s=0.1)
     world.updater.actor_wg.members[0].answers["update_weights"] = [HANG, {"sent": 1.0}]
-    world.replicas[0].workers[0].answers["stage_weights"] = [HANG, None]
+    world.replicas[0].workers[0].answers["stage_weights"] = [HANG, ("layout-0", b"")]
     world.replicas[1].workers[0].answers["stage_weights"] = [HANG]
     world.replicas[1].servers[0].answers["check_alive"] = [None, ray.exceptions.ActorDiedError()]
     metrics = world.updater.update_weights(1)
