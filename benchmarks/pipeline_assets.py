@@ -56,11 +56,12 @@ class Size:
 
 
 SIZES = {
-    # 0.28B parameters; the second regime's prompts are 15 times its responses: they cost the trainer, while the
-    # generator computes each once for its group.
+    # 0.28B parameters. A batch is half of the sequences that decode at once (in the paper's set-up an eighth), and
+    # training it takes less time than generating it. The second regime's prompts are 15 times its responses: they cost
+    # the trainer, while the generator computes each once for its group.
     "gpu": Size(
-        32768, 1024, 16, 4, 8, 32,
-        (Regime("generation-bound", 48, 700, 2048), Regime("trainer-bound", 960, 64, 256)),
+        32768, 1024, 16, 2, 4, 16,
+        (Regime("generation-bound", 48, 1000, 3072), Regime("trainer-bound", 960, 64, 256)),
     ),
     "cpu": Size(
         512, 64, 2, 8, 4, 16,
