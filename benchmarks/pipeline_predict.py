@@ -23,8 +23,8 @@ LARGE = ((80, 64), (1000, 800))
 """(devices, of them generating), the paper's ratio."""
 
 
-def rates_from(keep: dict[str, float], rival: dict[str, float], slots: int) -> Rates:
-    """Speeds of one generator and one trainer from the keep and the separate_async run (medians).
+def rates_from(keep: dict[str, float], slots: int) -> Rates:
+    """Speeds of one generator and one trainer from the keep run (medians).
 
     A decoding step is what busy generators with all their slots in use take for a token each.
     """
@@ -36,17 +36,17 @@ def rates_from(keep: dict[str, float], rival: dict[str, float], slots: int) -> R
         train_s_per_token=keep["work_s"] / tokens,
         update_s=keep["update_s"],
         pause_s=keep["pause_s"],
-        resume_s=SLEEP_S + rival["update_s"],
     )
 
 
-def simulate(rates: Rates, case: dict[str, Any], batch_groups: int, steps: int) -> dict[str, float]:
-    """Mode -> trained tokens per second of simulated time."""
+def simulate(rates: Rates, rival_s: float, case: dict[str, Any], batch_groups: int, steps: int) -> dict[str, float]:
+    """Mode -> trained tokens per second of simulated time; aborting updates take ``rival_s``, for which all wait."""
     speeds = {}
     for mode, way in WAYS.items():
+        mine = replace(rates, update_s=rival_s, pause_s=rival_s, resume_s=SLEEP_S) if way == "abort" else rates
         rule = AdmissionRule(batch_groups, 0 if way == "sync" else case["k"])
         simulation = Simulation(
-            rule, rates, way, case["group"],
+            rule, mine, way, case["group"],
             lambda rng: min(case["longest"], 1 + int(rng.expovariate(1 / case["mean_length"]))),
         )  # fmt: skip
         speeds[mode] = simulation.run(steps).tokens_per_s
@@ -68,13 +68,14 @@ def predicted_rows(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if not {MODES[0], MODES[2]} <= set(medians):
             raise ValueError(f"{regime}: rates come from {MODES[0]} and {MODES[2]}, but there are {sorted(medians)}")
         keep = next(row for row in mine if row["impl"] == MODES[0])
-        rates = rates_from(medians[MODES[0]], medians[MODES[2]], keep["case"]["slots"])
+        rates = rates_from(medians[MODES[0]], keep["case"]["slots"])
+        rival_s = medians[MODES[2]]["update_s"]
         sizes = ((max(2, keep["num_devices"]), max(2, keep["num_devices"]) - 1), *LARGE)
         for devices, generating in sizes:
             # More trainer devices train proportionally faster; a batch grows with the generators; a pause stays.
             trainers = devices - generating
             sized = replace(rates, num_replicas=generating, train_s_per_token=rates.train_s_per_token / trainers)
-            speeds = simulate(sized, keep["case"], keep["case"]["prompts"] * generating, steps=20)
+            speeds = simulate(sized, rival_s, keep["case"], keep["case"]["prompts"] * generating, steps=20)
             facts = {key: keep[key] for key in ("run_id", "hardware", "num_devices", "versions", "commit", "dirty")}
             rows += [
                 {

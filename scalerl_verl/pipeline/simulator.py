@@ -7,7 +7,8 @@ takes ``step_s + step_s_per_sequence * active`` seconds. The trainer needs ``tra
 
 - ``keep``: a pause of ``pause_s``, nothing else;
 - ``recompute``: the same, then every active sequence is prefilled again at ``prefill_tokens_per_s``;
-- ``abort``: a pause of ``pause_s``, then ``resume_s`` without work (the client's sleep), then the prefill as above;
+- ``abort``: a pause of ``pause_s``; everything a generator has leaves it and comes back ``resume_s`` later (the
+  client's sleep), behind what was sent meanwhile, and is prefilled as above;
 - ``sync``: the generators stand still from a complete batch until the next version is there (k = 0).
 """
 
@@ -93,6 +94,7 @@ class _Replica:
         self.rates = rates
         self.queue: list[Sequence] = []
         self.active: list[tuple[float, int, Sequence]] = []
+        self.num_away = 0
         self.count = 0.0
         self.now = 0.0
         self.blocked_until = 0.0
@@ -101,8 +103,8 @@ class _Replica:
 
     @property
     def load(self) -> int:
-        """Sequences it has, waiting ones included."""
-        return len(self.active) + len(self.queue)
+        """Sequences it has, waiting ones and those that will come back included."""
+        return len(self.active) + len(self.queue) + self.num_away
 
     def step_time(self) -> float:
         return self.rates.step_s + self.rates.step_s_per_sequence * len(self.active)
@@ -124,9 +126,9 @@ class _Replica:
     def fill(self) -> None:
         while self.queue and len(self.active) < self.rates.slots:
             sequence = self.queue.pop(0)
-            sequence.start_count = self.count
+            sequence.start_count = self.count - sequence.done
             self._tie += 1
-            heapq.heappush(self.active, (self.count + sequence.length, self._tie, sequence))
+            heapq.heappush(self.active, (sequence.start_count + sequence.length, self._tie, sequence))
 
     def pop_finished(self) -> Sequence:
         target, _, sequence = heapq.heappop(self.active)
@@ -180,6 +182,7 @@ class Simulation:
         self.prefilled_again = self.wasted_tokens = self._next = 0
         # Both heaps may hold entries that are out of date; what is taken off is compared with the replica.
         self._finishes: list[tuple[float, int, int]] = []
+        self._returns: list[tuple[float, int, int, list[Sequence]]] = []
         self._loads = [(0, index) for index in range(rates.num_replicas)]
         self._changes = [0] * rates.num_replicas
         self._now = 0.0  # replicas are advanced to it when something happens to them
@@ -263,17 +266,39 @@ class Simulation:
             heapq.heappop(self._finishes)
         return None
 
+    def _next_time(self) -> float | None:
+        """When something happens next, or None."""
+        finish = self._next_finish()
+        times = [event[0] for event in (finish, self._returns[0] if self._returns else None) if event is not None]
+        return min(times) if times else None
+
     def _next_event(self, now: float) -> float:
-        """Go to the next finished sequence and take it; returns its time."""
-        event = self._next_finish()
-        if event is None:
+        """Go to the next finished sequence, or to sequences that come back, and take them; returns the time."""
+        time = self._next_time()
+        if time is None:
             raise RuntimeError(f"deadlock at version {self.version}: {len(self.start)} groups, none of them running")
-        now, index = max(now, event[0]), event[1]
-        self._now = now
-        self.replicas[index].advance(now)
-        self._finish(index)
+        self._now = now = max(now, time)
+        if self._returns and self._returns[0][0] <= time:
+            _, index, _, sequences = heapq.heappop(self._returns)
+            self._take_back(index, sequences)
+        else:
+            finish = self._next_finish()
+            assert finish is not None
+            index = finish[1]
+            self.replicas[index].advance(now)
+            self._finish(index)
         self._schedule(index)
         return now
+
+    def _take_back(self, index: int, sequences: list[Sequence]) -> None:
+        replica = self.replicas[index]
+        replica.advance(self._now)
+        again = sum(s.prompt_tokens + s.done for s in sequences if s.done)
+        self.prefilled_again += again
+        replica.num_away -= len(sequences)
+        replica.queue += sequences
+        replica.blocked_until = max(replica.blocked_until, self._now + again / self.rates.prefill_tokens_per_s)
+        replica.fill()
 
     def _run_until(self, now: float, end: float) -> float:
         """Generate while the trainer is busy."""
@@ -281,7 +306,7 @@ class Simulation:
             self._block(now, end)
             self._now = end
             return end
-        while (event := self._next_finish()) is not None and event[0] <= end:
+        while (time := self._next_time()) is not None and time <= end:
             now = self._next_event(now)
         self._now = end
         for replica in self.replicas:
@@ -324,11 +349,18 @@ class Simulation:
                 self._note(sequence, replica.sampled(sequence))
                 kept += sequence.prompt_tokens + sequence.done
             lost = self.rates.pause_s
-            if self.way in ("recompute", "abort"):
+            if self.way == "recompute":
                 self.prefilled_again += kept
                 lost += kept / self.rates.prefill_tokens_per_s
             if self.way == "abort":
-                lost += self.rates.resume_s
+                self._send_away(index, now + lost + self.rates.resume_s)
             replica.blocked_until = max(replica.blocked_until, now + lost)
             self._schedule(index)
         self.version += 1
+
+    def _send_away(self, index: int, until: float) -> None:
+        replica = self.replicas[index]
+        sequences = [entry[2] for entry in sorted(replica.active)] + replica.queue
+        replica.active, replica.queue, replica.num_away = [], [], replica.num_away + len(sequences)
+        if sequences:
+            heapq.heappush(self._returns, (until, index, self.version, sequences))

@@ -174,3 +174,23 @@ def test_simulations_without_a_meaning_are_refused(changes: dict) -> None:
 def test_rates_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         Rates(slots=0)
+
+
+def test_aborted_requests_leave_their_slots_to_new_ones() -> None:
+    """By hand, one slot, 1 s a response, no time for training: response 0 ends at 1 s. The update sends 1 away until
+    2 s; 2, admitted then, runs until 2 s in its place; 1 ends at 3 s, and 2 trains right after it."""
+    rates = Rates(1, slots=1, step_s=0.1, train_s_per_token=0.0, resume_s=1.0)
+    outcome = Simulation(AdmissionRule(1, 1), rates, "abort", 1, lambda rng: 10).run(3)
+    assert outcome.trained_groups == [0, 1, 2]
+    assert outcome.seconds == pytest.approx(3.0)
+
+
+def test_aborted_requests_go_on_where_they_were_and_are_prefilled_again() -> None:
+    """By hand, two slots: 0 (10 tokens) ends at 1 s; 1 (20) has 10 by then, comes back at 2 s, waits 0.2 s for its
+    prompt and 10 tokens (100 a second) and ends at 3.2 s."""
+    lengths = iter([10, 20, 1])
+    rates = Rates(1, slots=2, step_s=0.1, train_s_per_token=0.0, resume_s=1.0, prefill_tokens_per_s=100)
+    outcome = Simulation(AdmissionRule(1, 1), rates, "abort", 1, lambda rng: next(lengths), prompt_tokens=10).run(2)
+    assert outcome.prefilled_again == 20
+    assert outcome.seconds == pytest.approx(3.2)
+    assert outcome.ages == {0: 20, 1: 10}
