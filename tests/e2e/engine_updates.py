@@ -53,10 +53,10 @@ def report(check: str, seen: object) -> None:
     print(f"PASSED {check} | {seen}", flush=True)
 
 
-def make_server(engine: AsyncLLM) -> PipelineHttpServer:
+def make_server(engine: AsyncLLM, max_model_len: int = 192, response_length: int = 100) -> PipelineHttpServer:
     server = object.__new__(PipelineHttpServer)
     server.config = SimpleNamespace(
-        max_model_len=192, response_length=100, prompt_length=80, full_determinism=False,
+        max_model_len=max_model_len, response_length=response_length, prompt_length=80, full_determinism=False,
         enable_rollout_routing_replay=False, mtp=None, get=lambda key, default=None: default,
     )  # fmt: skip
     server.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
