@@ -44,6 +44,31 @@ def pipeline_table() -> str:
     return "\n".join([*lines, "", _footer(measured, noted), *_simulated(rows, found)])
 
 
+def weight_update_table() -> str:
+    """One line a model and way of the newest run of each model."""
+    rows = read_rows("weight_update")
+    newest = {row["case"]["parameters"]: row["run_id"] for row in rows}
+    rows = [row for row in rows if row["run_id"] in newest.values()]
+    if not rows:
+        return "Not recorded yet: `python benchmarks/bench_weight_update.py`."
+    found = {(row["case"]["parameters"], row["impl"], row["metric"]): row for row in rows}
+    names = ("parameters", "way", "pause p20 / p50 / p80 ms", "loading p50 ms", "staging beforehand p50 ms")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for size, way in dict.fromkeys((row["case"]["parameters"], row["impl"]) for row in rows):
+        pause, swap, staging = (found[size, way, metric] for metric in ("pause_s", "swap_s", "staging_s"))
+        cells = [f"{size / 1e9:.2f}B", way, " / ".join(f"{1e3 * pause[q]:.1f}" for q in ("p20", "p50", "p80"))]
+        cells += [f"{1e3 * row['p50']:.1f}" for row in (swap, staging)]
+        lines.append(f"| {' | '.join(cells)} |")
+    last = rows[-1]
+    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("vllm", "torch"))
+    footer = (
+        f"{last['case']['requests']} requests under way, {last['hardware']}, {versions}, commit "
+        f"{', '.join(dict.fromkeys('`' + row['commit'][:10] + '`' for row in rows))}; `bench_weight_update.py`, which "
+        "says what the ways are."
+    )
+    return "\n".join([*lines, "", footer])
+
+
 def _footer(rows: list[dict[str, Any]], noted: dict[str, list[str]]) -> str:
     last, case = rows[-1], rows[0]["case"]
     notes = "".join(f"; while {', '.join(dict.fromkeys(modes))} ran, {note}" for note, modes in noted.items())

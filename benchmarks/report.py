@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import baselines
-from pipeline_table import pipeline_table
+from pipeline_table import pipeline_table, weight_update_table
 from rows import REPO, read_rows
 
 
@@ -189,7 +189,7 @@ FILES: dict[str, Parts] = {
         "symbols": symbols_table,
     },
     "docs/scaling.md": {"fit": fit_table},
-    "docs/pipeline.md": {"pipeline": pipeline_table},
+    "docs/pipeline.md": {"pipeline": pipeline_table, "weight_update": weight_update_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},
 }
 

@@ -13,6 +13,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from scalerl_verl.errors import RequestFailedError
+from scalerl_verl.pipeline.failures import as_coroutine
 from scalerl_verl.pipeline.settings import pipeline_settings
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class PipelineClient(LLMServerClient):
             call = server.generate.remote(
                 prompt_ids=prompt_ids, sampling_params=sampling_params, request_id=engine_id, priority=priority
             )
-            output: TokenOutput = await asyncio.wait_for(_as_coroutine(call), timeout_s)
+            output: TokenOutput = await asyncio.wait_for(as_coroutine(call), timeout_s)
         except asyncio.TimeoutError:
             await self._abort(server, engine_id)
             raise _AttemptError(f"no result from {server_id} within {timeout_s:g} s") from None
@@ -90,7 +91,7 @@ class PipelineClient(LLMServerClient):
 
     async def _abort(self, server: Any, engine_id: str) -> None:
         try:
-            answer = await asyncio.wait_for(_as_coroutine(server.abort_request.remote(engine_id)), ABORT_TIMEOUT_S)
+            answer = await asyncio.wait_for(as_coroutine(server.abort_request.remote(engine_id)), ABORT_TIMEOUT_S)
         except (asyncio.TimeoutError, ray.exceptions.RayError) as error:
             logger.warning("request %s could not be aborted: %r", engine_id, error)
             return
@@ -117,7 +118,3 @@ def _refuse_media(given: dict[str, Any]) -> None:
             f"{', '.join(media)} in a request: vLLM's encoder cache does not know weight versions, so a pipeline run "
             "takes text only; use another trainer.v1.trainer_mode"
         )
-
-
-async def _as_coroutine(ref: Any) -> Any:
-    return await ref

@@ -19,6 +19,11 @@ def describe(error: BaseException) -> str:
     return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."
 
 
+async def as_coroutine(ref: Any) -> Any:
+    """The result of a Ray call, for what in asyncio wants a coroutine."""
+    return await ref
+
+
 async def note_failure(config: Any, trajectory: Mapping[str, Any], uid: str | None, error: Exception) -> None:
     """Leave an error of an agent loop at the row of its prompt (pipeline_rl; validation goes verl's way).
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -17,6 +17,7 @@ from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup
 from verl.utils.ray_utils import auto_await
 
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError
+from scalerl_verl.pipeline.failures import as_coroutine
 from scalerl_verl.pipeline.settings import PipelineSettings
 from scalerl_verl.pipeline.staging import StagingBuffer
 
@@ -180,7 +181,7 @@ class WeightUpdater(CheckpointEngineManager):
         workers = [replica.replica_rank for replica in self.replicas for _ in replica.workers]
         names = [f"trainer rank {rank}" for rank in range(len(trainers))] + [f"generator {rank}" for rank in workers]
         limit_s = self._settings.transfer_timeout_s
-        tasks = [asyncio.ensure_future(_as_awaitable(ref)) for ref in [*trainers, *generators]]
+        tasks = [asyncio.ensure_future(as_coroutine(ref)) for ref in [*trainers, *generators]]
         done, hung = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
         for task in hung:
             task.cancel()
@@ -235,15 +236,11 @@ class WeightUpdater(CheckpointEngineManager):
         questions = [server.check_alive.remote() for server in replica.servers]
         questions += [worker.get_replica_rank.remote() for worker in replica.workers]
         try:
-            await asyncio.wait_for(asyncio.gather(*map(_as_awaitable, questions)), HEALTH_TIMEOUT_S)
+            await asyncio.wait_for(asyncio.gather(*map(as_coroutine, questions)), HEALTH_TIMEOUT_S)
         except (ray.exceptions.RayError, asyncio.TimeoutError) as error:
             logger.warning("generator %s is lost: %s", replica.replica_rank, str(error).strip().splitlines()[-1:])
             return False
         return True
-
-
-async def _as_awaitable(ref: Awaitable[Any]) -> Any:
-    return await ref
 
 
 def _summarise(updates: list[dict[str, float]], transfer_s: float) -> dict[str, float]:
