@@ -175,7 +175,8 @@ def judge(folder: Path, steps: int, attempts: list[list[dict[str, Any]]]) -> tup
     worst = max(grown, key=lambda row: row["kib_a_step"], default=None)
     seen = {
         "steps": len({r.step for r in responses}), "prompts": len(groups),
-        "trained_times": dict(Counter(times.values())), "tokens_by_age": dict(sorted(ages.items())), "attempts": len(attempts), "worst_growth": worst,
+        "trained_times": dict(Counter(times.values())), "tokens_by_age": dict(sorted(ages.items())),
+        "attempts": len(attempts), "worst_growth": worst,
         "most_files_a_step": max((row["files_a_step"] for row in grown), default=None),
     }  # fmt: skip
     problems = []
