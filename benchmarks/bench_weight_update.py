@@ -117,7 +117,7 @@ class Weights:
     def num_parameters(self) -> int:
         return sum(shape.numel() for shape in self.shapes.values())
 
-    def stage(self, kind: str) -> bytes:
+    def stage(self, kind: str) -> list[bytes]:
         """Fill the buffer; what the engine has to be told of it."""
         import torch
 
@@ -127,7 +127,7 @@ class Weights:
             buffer.put(name, torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0, 0.02))
         layout = buffer.finish()
         known, self.loaded = buffer.layout_id == self.loaded, buffer.layout_id
-        return b"" if known else layout
+        return [b"" if known else layout]
 
 
 async def update(server: Any, weights: Weights, way: str, version: int) -> dict[str, float]:
