@@ -109,6 +109,7 @@ def mode_overrides(plan: Plan) -> list[str]:
         "trainer.v1.trainer_mode=pipeline_rl",
         f"+trainer.v1.pipeline_rl.max_staleness={plan.k}",
         f"+trainer.v1.pipeline_rl.kv_on_update={plan.mode.removeprefix('pipeline_rl ')}",
+        "++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.rebuild_group=True",
         *apart,
     ]
 
