@@ -14,6 +14,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from scalerl_verl.errors import WeightSyncError
+from scalerl_verl.pipeline.engine_checks import require_updatable
 from scalerl_verl.pipeline.versions import VersionLog, oldest_version
 from scalerl_verl.upstream.vllm.engine_versions import METHOD, RECOMPUTE, SWAP
 
@@ -82,6 +83,7 @@ class PipelineHttpServer(vLLMHttpServer):
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
+        require_updatable(self.engine.vllm_config)
         # An attribute of this one engine: every request enters through it, and nothing of vLLM is changed.
         self._add_request = self.engine.add_request
         self.engine.add_request = self._enter
