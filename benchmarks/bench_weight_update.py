@@ -50,11 +50,20 @@ class Size:
     requests: int = 64
     tokens: int = 2048
 
+    @property
+    def kv_heads(self) -> int:
+        return max(2, self.heads // 4)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a token's KV in bf16."""
+        return 2 * 2 * self.layers * self.kv_heads * (self.hidden // self.heads)
+
 
 SIZES = {
     "tiny": Size(512, 64, 2, 2, 4, 6000),
     "0.3b": Size(32768, 1024, 16, 16),
-    "8b": Size(151936, 4096, 36, 32),
+    "8b": Size(151936, 4096, 36, 32, tokens=6000),
 }
 
 
@@ -64,7 +73,7 @@ def make_config(folder: Path, size: Size) -> Any:
 
     config = Qwen3Config(
         vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=3 * size.hidden,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=max(2, size.heads // 4),
+        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.kv_heads,
         head_dim=size.hidden // size.heads, max_position_embeddings=8192, tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=None, pad_token_id=None, architectures=["Qwen3ForCausalLM"],
     )  # fmt: skip
@@ -78,7 +87,8 @@ def engine_arguments(folder: Path, size: Size, on_gpu: bool) -> Any:
     more: dict[str, Any] = {"enforce_eager": True}
     if on_gpu:
         graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [size.requests]}
-        more = {"compilation_config": graphs, "kv_cache_memory_bytes": 24 << 30, "gpu_memory_utilization": 0.5}
+        kv_bytes = size.kv_bytes * size.requests * (PROMPT_TOKENS + size.tokens) * 9 // 8
+        more = {"compilation_config": graphs, "kv_cache_memory_bytes": kv_bytes, "gpu_memory_utilization": 0.5}
     return AsyncEngineArgs(
         model=str(folder), load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16" if on_gpu else "float32",
         max_model_len=PROMPT_TOKENS + size.tokens, max_num_seqs=size.requests, enable_prefix_caching=True,
@@ -107,7 +117,7 @@ class Weights:
     def num_parameters(self) -> int:
         return sum(shape.numel() for shape in self.shapes.values())
 
-    def stage(self, kind: str) -> bytes:
+    def stage(self, kind: str) -> list[bytes]:
         """Fill the buffer; what the engine has to be told of it."""
         import torch
 
@@ -117,7 +127,7 @@ class Weights:
             buffer.put(name, torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0, 0.02))
         layout = buffer.finish()
         known, self.loaded = buffer.layout_id == self.loaded, buffer.layout_id
-        return b"" if known else layout
+        return [b"" if known else layout]
 
 
 async def update(server: Any, weights: Weights, way: str, version: int) -> dict[str, float]:

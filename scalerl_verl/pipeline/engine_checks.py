@@ -15,26 +15,29 @@ from scalerl_verl.errors import ScaleRLConfigError
 _KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 
 
-def require_updatable(vllm_config: Any) -> None:
+def require_updatable(vllm_config: Any, num_ranks: int) -> None:
     """Refuse an engine whose requests could not be kept over a weight update.
 
     Args:
         vllm_config: vLLM's VllmConfig of the running engine.
+        num_ranks: tensor parallelism that the run asked for; each rank has a worker that stages its weights.
 
     Raises:
         ScaleRLConfigError: says what it has, why that does not work, and what to change.
     """
-    if problems := list(_find_problems(vllm_config)):
+    if problems := list(_find_problems(vllm_config, num_ranks)):
         raise ScaleRLConfigError([f"the engine of trainer.v1.trainer_mode=pipeline_rl {text}" for text in problems])
 
 
-def _find_problems(vllm_config: Any) -> Iterator[str]:
+def _find_problems(vllm_config: Any, num_ranks: int) -> Iterator[str]:
     parallel = vllm_config.parallel_config
-    if (num_devices := parallel.world_size * parallel.data_parallel_size) != 1:
+    num_devices = parallel.world_size * parallel.data_parallel_size
+    if not num_devices == parallel.tensor_parallel_size == num_ranks:
         yield (
             f"spans {num_devices} devices (tensor {parallel.tensor_parallel_size}, pipeline "
-            f"{parallel.pipeline_parallel_size}, data {parallel.data_parallel_size}): updates are verified for one "
-            f"device; take what asks for more out of {_KWARGS} and add replicas by rollout.n_gpus_per_node"
+            f"{parallel.pipeline_parallel_size}, data {parallel.data_parallel_size}), of which verl counts "
+            f"{num_ranks}: set actor_rollout_ref.rollout.tensor_model_parallel_size only, and take "
+            f"what asks for more devices out of {_KWARGS}"
         )
     parts = {
         "lora_config": ("adapters, which are not swapped together with the model", "enable_lora"),

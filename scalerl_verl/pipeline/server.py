@@ -87,7 +87,7 @@ class PipelineHttpServer(vLLMHttpServer):
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
-        require_updatable(self.engine.vllm_config)
+        require_updatable(self.engine.vllm_config, self.config.tensor_model_parallel_size)
         # An attribute of this one engine: every request enters through it, and nothing of vLLM is changed.
         self._add_request = self.engine.add_request
         self.engine.add_request = self._enter
@@ -159,12 +159,13 @@ class PipelineHttpServer(vLLMHttpServer):
         output.extra_fields["max_global_steps"] = runs[-1][0] if runs else self._log.version
         return output
 
-    async def swap(self, version: int, staged: bytes, recompute: bool) -> dict[str, float]:
+    async def swap(self, version: int, staged: list[bytes], recompute: bool) -> dict[str, float]:
         """Bring staged weights into use, with a pause that is inside the engine and covers only that.
 
         Args:
             version: of the staged weights.
-            staged: the layout of `StagingBuffer.finish`, or b"" if it is that of the update before.
+            staged: for each rank of the engine the layout of its `StagingBuffer.finish`, or b"" if it is that of the
+                update before.
             recompute: whether running requests compute their KV again.
 
         Returns:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -135,7 +136,11 @@ class WeightUpdater(CheckpointEngineManager):
             receiving = self._rollout.stage_weights(self._settings.staging, known, global_steps=version)
             sent, staged = await self._transfer(receiving, version)
             transfer_s = time.perf_counter() - started
-            swaps = [self._swap(replica, version, *at) for replica, at in zip(self.replicas, staged, strict=True)]
+            by_worker = iter(staged)
+            swaps = [
+                self._swap(replica, version, list(itertools.islice(by_worker, len(replica.workers))))
+                for replica in self.replicas
+            ]
             updates = await self._by_every_generator(f"the swap to version {version}", swaps)
         return {**sent, **_summarise(updates, transfer_s)}
 
@@ -217,10 +222,11 @@ class WeightUpdater(CheckpointEngineManager):
             )
         return [task.result() for task in tasks]
 
-    async def _swap(self, replica: Any, version: int, layout_id: str, layout: bytes) -> dict[str, float]:
+    async def _swap(self, replica: Any, version: int, staged: list[tuple[str, bytes]]) -> dict[str, float]:
         recompute = self._settings.kv_on_update == "recompute"
-        update = dict(await replica.servers[0].swap.remote(version, layout, recompute))
-        self._layouts.add(layout_id)
+        layouts = [layout for _, layout in staged]
+        update = dict(await replica.servers[0].swap.remote(version, layouts, recompute))
+        self._layouts |= {layout_id for layout_id, _ in staged}
         return update
 
     async def _finish(self, replica: Any, version: int) -> dict[str, float]:

@@ -95,8 +95,21 @@ def _pipeline_layout(config: DictConfig) -> Iterator[str]:
     for key in ("nnodes", "n_gpus_per_node"):
         if int(select(config, f"{_ROLLOUT}.{key}", 0)) < 1:
             yield f"{_ROLLOUT}.{key}={select(config, f'{_ROLLOUT}.{key}')}: generators need devices of their own"
+    tensor, on_node = (
+        int(select(config, f"{_ROLLOUT}.{key}", 1)) for key in ("tensor_model_parallel_size", "n_gpus_per_node")
+    )
+    behind = select(config, f"{_VLLM}.tensor_parallel_size", tensor)
+    if int(behind) != tensor:
+        yield (
+            f"{_VLLM}.tensor_parallel_size={behind} is not the {_ROLLOUT}.tensor_model_parallel_size={tensor} by which "
+            "verl counts a generator's devices: set the latter only"
+        )
+    if tensor > 1 and on_node % tensor:
+        yield (
+            f"{_ROLLOUT}.tensor_model_parallel_size={tensor} does not divide {_ROLLOUT}.n_gpus_per_node={on_node}: a "
+            "generator's devices have to be on one node, where they share its weights' memory"
+        )
     for key, ours in (
-        ("tensor_model_parallel_size", "tensor_parallel_size"),
         ("pipeline_model_parallel_size", "pipeline_parallel_size"),
         ("data_parallel_size", "data_parallel_size"),
     ):
@@ -104,7 +117,7 @@ def _pipeline_layout(config: DictConfig) -> Iterator[str]:
         if int(size) != 1:
             yield (
                 f"{_ROLLOUT}.{key}={size}: a weight update that keeps requests is only verified for engines of one "
-                "device; set it to 1 and add replicas by n_gpus_per_node"
+                "rank or of tensor parallelism; set it to 1"
             )
     if select(config, "reward.reward_model.enable", False) and not select(
         config, "reward.reward_model.enable_resource_pool", False
@@ -141,7 +154,7 @@ def _pipeline_engine(config: DictConfig) -> Iterator[str]:
         f"{_VLLM}.kv_transfer_config": (None, "an external KV store does not know weight versions"),
         f"{_VLLM}.kv_offloading_size": (None, "an external KV store does not know weight versions"),
         f"{_VLLM}.enable_lora": (False, "adapters cannot be swapped under running requests"),
-        f"{_VLLM}.prefill_context_parallel_size": (1, "updates are only verified for engines of one device"),
+        f"{_VLLM}.prefill_context_parallel_size": (1, "updates are only verified for tensor parallelism"),
         f"{_ROLLOUT}.quantization": (None, "weights are quantised again on loading, which no test covers"),
         f"{_VLLM}.quantization": (None, "weights are quantised again on loading, which no test covers"),
         "actor_rollout_ref.rollout.multi_turn.enable": (False, "later turns would lose their versions"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.e2e.engine_updates MODEL``: one vLLM engine through weight updates (test_engine_updates)."""
+"""``python -m tests.e2e.engine_updates MODEL [RANKS]``: one vLLM engine through weight updates."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from scalerl_verl.pipeline.versions import VersionLog
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else ""
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
+RANKS = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 BLOCK = 32
 PROMPT = [5 + i % 11 for i in range(2 * BLOCK + 3)]
 OTHER_PROMPT = [6 + i % 7 for i in range(2 * BLOCK + 3)]
@@ -39,17 +40,16 @@ class Trainer:
         self.original = dict(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).named_parameters())
         self.known: set[str] = set()
 
-    def stage(self, version: int) -> bytes:
-        """What the server needs to load them."""
+    def stage(self, version: int) -> list[bytes]:
+        """What the server needs to load them; ranks of an engine share one memory here."""
         self.buffer.begin()
         with torch.no_grad():
             for name, tensor in self.original.items():
                 self.buffer.put(name, tensor * (SCALES[version] if tensor.ndim == 2 else 1.0))
         layout = self.buffer.finish()
-        if self.buffer.layout_id in self.known:
-            return b""
+        is_known = self.buffer.layout_id in self.known
         self.known.add(self.buffer.layout_id)
-        return layout
+        return [b"" if is_known else layout] * RANKS
 
 
 def report(check: str, seen: object) -> None:
@@ -222,7 +222,7 @@ async def check_failed_load(driver: Driver) -> None:
     driver.trainer.buffer.begin()
     driver.trainer.buffer.put("model.norm.weight", torch.ones(3))
     with pytest.raises(Exception, match="scalerl_swap_weights") as failure:
-        await driver.server.swap(9, driver.trainer.buffer.finish(), False)
+        await driver.server.swap(9, [driver.trainer.buffer.finish()] * RANKS, False)
     await asyncio.sleep(0.5)
     assert not task.done() and await driver.server.engine.is_paused()
     report("weights that do not fit are an error, and the engine stays paused", failure.value)
@@ -282,7 +282,7 @@ async def check_hang(driver: Driver) -> None:
     name, running = driver.start(PROMPT, 100)
     await driver.until_sampled(name, 2)
     os.kill(process.pid, signal.SIGSTOP)
-    update = asyncio.create_task(driver.server.swap(8, b"", False))
+    update = asyncio.create_task(driver.server.swap(8, [b""] * RANKS, False))
     await asyncio.sleep(0.2)
     _, waiting = driver.start(PROMPT, 5)
     await asyncio.sleep(0.2)
@@ -301,7 +301,7 @@ async def check_death(driver: Driver) -> None:
     """vLLM leaves who waits for a call into its engine waiting when the engine dies in it."""
     (process,) = driver.server.engine.engine_core.resources.engine_manager.processes
     os.kill(process.pid, signal.SIGSTOP)
-    update = asyncio.create_task(driver.server.swap(10, b"", False))
+    update = asyncio.create_task(driver.server.swap(10, [b""] * RANKS, False))
     await asyncio.sleep(0.2)
     _, task = driver.start(PROMPT, 5)  # waits for the end of the update
     await asyncio.sleep(0.2)
@@ -314,7 +314,7 @@ async def check_death(driver: Driver) -> None:
 async def main() -> None:
     arguments = AsyncEngineArgs(
         model=MODEL, dtype="float32", max_model_len=192, max_num_seqs=2, block_size=BLOCK, enable_prefix_caching=True,
-        enforce_eager=True, worker_extension_cls=EXTENSION, disable_log_stats=True,
+        enforce_eager=True, worker_extension_cls=EXTENSION, tensor_parallel_size=RANKS, disable_log_stats=True,
         logprobs_mode="processed_logprobs", seed=0,
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(arguments)

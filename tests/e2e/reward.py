@@ -48,6 +48,22 @@ async def gated_score(
     return compute_score(data_source, solution_str, ground_truth, extra_info)
 
 
+async def faulty_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any], **_: object
+) -> dict[str, float]:
+    """The same, but what the probe's ``faults.json`` lists by row raises, hangs, or has no number for a score."""
+    try:
+        faults = json.loads(Path(os.environ["PROBE_DIR"], "faults.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):  # it is being written
+        faults = {}
+    if extra_info["index"] in faults.get("raising", ()):
+        raise RuntimeError("planted fault: this reward cannot be computed")
+    if extra_info["index"] in faults.get("hanging", ()):
+        await asyncio.sleep(1e6)
+    result = compute_score(data_source, solution_str, ground_truth, extra_info)
+    return {**result, "score": float("nan")} if extra_info["index"] in faults.get("poisoned", ()) else result
+
+
 def _listed(gate: Path) -> list[int]:
     try:
         return json.loads(gate.read_text())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight updates under running requests, on a real vLLM engine (CPU) behind our server class, without Ray or a trainer.
+"""Weight updates under running requests, on a real vLLM engine of two ranks (CPU) behind our server class, without Ray
+or a trainer. The runs of test_pipeline have engines of one rank.
 
 The server is made without verl's constructor, which wants a Ray actor around it; everything from `generate` on is the
 real thing.
@@ -38,10 +39,25 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def passed(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def even_model(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a number of heads that two ranks can share."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("even_model")
+    config = AutoConfig.from_pretrained(tiny_assets / "model")
+    config.num_attention_heads, config.num_key_value_heads = 4, 2
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_assets / "model").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def passed(even_model: Path) -> dict[str, str]:
     """Check -> what was seen, printed by one process that holds the engine."""
     env = {**os.environ, **CPU_ENVIRONMENT, "SCALERL_VERL_ACTIVE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    command = [sys.executable, "-m", "tests.e2e.engine_updates", str(tiny_assets / "model")]
+    command = [sys.executable, "-m", "tests.e2e.engine_updates", str(even_model), "2"]
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=500, cwd=Path(__file__).resolve().parents[2]
     )

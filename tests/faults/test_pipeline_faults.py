@@ -22,7 +22,7 @@ from tests.e2e.test_pipeline import LONG, PREFIX, PRESETS, RECIPE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-STEPS, SAVE_EVERY, KILLED = 16, 3, 5
+STEPS, SAVE_EVERY, KILLED, NUM_ROWS = 16, 3, 5, 32
 
 
 def last_step(folder: Path) -> int:
@@ -43,9 +43,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(run_verl: RunVerl, tiny_assets: Path, folder: Path) -> VerlRun:
-    """Every process gets SIGKILL some steps after a checkpoint, whatever it is doing."""
+    """Every process gets SIGKILL some steps after a checkpoint, whatever it is doing.
+
+    A prompt of the batch after each checkpoint (rows come in order, 8 a step) is held until that is written: something
+    is in flight at any of them.
+    """
 
     def end(processes: set[int]) -> None:
+        saved = (folder / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
+        gate = folder / "weights" / "gate.json"
+        if gate.parent.exists():
+            held = NUM_PROMPTS * (2 * SAVE_EVERY if saved else SAVE_EVERY) % NUM_ROWS
+            gate.with_suffix(".new").write_text(json.dumps([held]))
+            gate.with_suffix(".new").rename(gate)
         if last_step(folder) >= KILLED:
             for process in processes:
                 kill(process)
@@ -80,6 +90,7 @@ def _overrides(assets: Path) -> list[str]:
         "trainer.v1.pipeline_rl.max_staleness=1",
         f"trainer.save_freq={SAVE_EVERY}",
         f"trainer.total_training_steps={STEPS}",
+        "reward.custom_reward_function.name=gated_score",
     ]
 
 

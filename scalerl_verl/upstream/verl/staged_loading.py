@@ -39,12 +39,19 @@ class StagedReceiver:
 
 def _build(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
-    def update_weights_from_ipc(self: Any, *args: Any, staged: bytes | None = None, **kwargs: Any) -> Any:
-        """As before without ``staged``; with it, load from there: a pickled `Layout`, or b"" for the one before."""
+    def update_weights_from_ipc(self: Any, *args: Any, staged: list[bytes] | None = None, **kwargs: Any) -> Any:
+        """As before without ``staged``; with it, load from there.
+
+        Args:
+            self: verl's extension of vLLM's worker.
+            staged: for each rank of the engine a pickled `Layout`, or b"" for the one before.
+            *args: of the original, without ``staged``.
+            **kwargs: likewise.
+        """
         if staged is None:
             return original(self, *args, **kwargs)
-        if staged:
-            self._scalerl_staged = pickle.loads(staged).open(self.device)
+        if layout := staged[self.rank]:
+            self._scalerl_staged = pickle.loads(layout).open(self.device)
         transfer: Any = importlib.import_module(_TRANSFER)
         receiver = transfer.BucketedWeightReceiver
         transfer.BucketedWeightReceiver = lambda **_: StagedReceiver(self._scalerl_staged)

@@ -44,13 +44,13 @@ def begin_version(engine: Any, salt: str) -> dict[str, tuple[int, int]]:
     return counts
 
 
-def swap_weights(engine: Any, salt: str, staged: bytes, recompute: bool) -> Future[dict[str, Any]]:
+def swap_weights(engine: Any, salt: str, staged: list[bytes], recompute: bool) -> Future[dict[str, Any]]:
     """Pause with every request kept, load the staged weights, note the new version, resume.
 
     Args:
         engine: vLLM's EngineCore.
         salt: ``cache_salt`` of the new weights.
-        staged: for the workers' loading, see `scalerl_verl.upstream.verl.staged_loading`.
+        staged: for each worker's loading, see `scalerl_verl.upstream.verl.staged_loading`.
         recompute: whether running requests have to compute their KV again.
 
     Returns:

@@ -36,8 +36,9 @@ def vllm_config(model: Path, **arguments: Any) -> Any:
     return AsyncEngineArgs(**settings).create_engine_config()
 
 
-def test_engine_of_one_device_is_taken(model: Path) -> None:
-    require_updatable(vllm_config(model))
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_engine_as_the_run_asked_for_is_taken(model: Path, num_ranks: int) -> None:
+    require_updatable(vllm_config(model, tensor_parallel_size=num_ranks), num_ranks)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_engine_of_one_device_is_taken(model: Path) -> None:
 )
 def test_engine_that_cannot_keep_requests_is_refused(model: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ScaleRLConfigError) as refusal:
-        require_updatable(vllm_config(model, **arguments))
+        require_updatable(vllm_config(model, **arguments), 1)
     (problem,) = refusal.value.problems
     assert message in problem and "actor_rollout_ref.rollout.engine_kwargs.vllm" in problem
 
@@ -61,4 +62,4 @@ def test_model_that_is_quantised_by_its_own_files_is_refused(model: Path, monkey
     made = vllm_config(model)
     monkeypatch.setattr(made, "quant_config", object())  # vLLM's CPU platform has no such kernels
     with pytest.raises(ScaleRLConfigError, match="has quantised weights"):
-        require_updatable(made)
+        require_updatable(made, 1)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tests.faults.soak --steps 200 --out FOLDER``: a long pipeline run on the CPU under faults.
+
+Two generators, k = 2, a checkpoint every ten steps. Every few steps one of `FAULTS` is done to it; whenever the run
+ends it is started again from its last checkpoint. In the end every prompt has trained equally often, no token was older
+than k, and while an attempt lasted its processes' memory and files stayed flat. Writes FOLDER/soak.json; exit code 1 if
+one of these does not hold.
+
+The full disk is a real one (a tmpfs that is filled up), which takes the right to mount.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, launch_verl, make_assets
+from tests.e2e.pipeline_data import read_responses
+from tests.e2e.test_pipeline import LONG, PRESETS
+
+K, NUM_ROWS, SAVE_EVERY = 2, 32, 10
+FAULTS = (
+    "raising reward",
+    "hanging reward",
+    "killed generator",
+    "killed run",
+    "full disk",
+    "poisoned reward",
+    "killed trainer",
+)
+DISK_MIB = 256
+MIN_STEPS = 25
+"""Steps of an attempt before which nothing is said of its memory: caches and allocators still fill."""
+GROWTH_KIB, GROWTH_FILES = 150.0, 0.1
+"""A step: a leak of a batch (32 responses of 160 tokens with their log-probs, 40 KiB, in several copies) would show."""
+
+
+class Harm:
+    """Does the faults to a run, one after the other, and samples what its processes hold.
+
+    Args:
+        folder: the run's.
+        disk: the file system of its checkpoints.
+        every: steps between two faults.
+        seed: which rows and processes are hit.
+    """
+
+    def __init__(self, folder: Path, disk: Path, every: int, seed: int) -> None:
+        self.folder, self.disk, self.every = folder, disk, every
+        self.random = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.next_step, self.num = every, 0
+        self.samples: list[dict[str, Any]] = []
+        self.until = 0.0
+
+    def each_second(self, processes: set[int]) -> None:
+        step = last_step(self.folder)
+        self._clean_up()
+        self.samples.append({"step": step, "held": {p: held for p in processes if (held := _held(p))}})
+        if self.until and time.monotonic() > self.until:
+            self._relieve()
+        if step < self.next_step or self.until:
+            return
+        fault = FAULTS[self.num % len(FAULTS)]
+        self.num, self.next_step = self.num + 1, step + self.every
+        print(f"step {step}: {fault}", flush=True)
+        if self._do(fault, processes):
+            self.done[fault] += 1
+
+    def _do(self, fault: str, processes: set[int]) -> bool:
+        if fault.endswith("reward"):
+            rows = self.random.sample(range(NUM_ROWS), 3)
+            (self.folder / "weights" / "faults.json").write_text(json.dumps({fault.split()[0]: rows}))
+            self.until = time.monotonic() + 8
+            return True
+        if fault == "full disk":
+            with contextlib.suppress(OSError), (self.disk / "filler").open("wb") as filler:
+                while True:
+                    filler.write(bytes(1 << 20))
+            self.until = time.monotonic() + 60
+            return True
+        titles = {"killed generator": "ray::PipelineHttpServer", "killed trainer": "ray::WorkerDict", "killed run": ""}
+        hit = sorted(p for p in processes if _title(p).startswith(titles[fault]))
+        hit = hit if fault == "killed run" else hit[-1:]
+        for process in hit:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return bool(hit)
+
+    def _relieve(self) -> None:
+        (self.disk / "filler").unlink(missing_ok=True)
+        (self.folder / "weights" / "faults.json").unlink(missing_ok=True)
+        self.until = 0.0
+
+    def _clean_up(self) -> None:
+        """The probe's copies of every version: nobody reads them here."""
+        for kind in ("sent", "held"):
+            for file in self.folder.glob(f"weights/{kind}-*.pt"):
+                file.unlink(missing_ok=True)
+
+
+def last_step(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().rsplit("\n", 1)[0].splitlines() if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def _title(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+    return ""
+
+
+def _held(process: int) -> tuple[str, int, int] | None:
+    """(title, resident KiB, open files) of a process, or None if it is gone."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+        files = len(os.listdir(f"/proc/{process}/fd"))
+        kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    except (OSError, StopIteration):
+        return None
+    return _title(process), kib, files
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def growth(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each process: KiB and files a step, between the medians of the second and the last quarter of its samples."""
+    found: dict[int, list[tuple[int, str, int, int]]] = {}
+    for sample in samples:
+        for process, (title, kib, files) in sample["held"].items():
+            found.setdefault(process, []).append((sample["step"], title, kib, files))
+    rows = []
+    for history in found.values():
+        quarter = len(history) // 4
+        early, late = history[quarter : 2 * quarter], history[3 * quarter :]
+        if not early or not late or (steps := _median(late, 0) - _median(early, 0)) < MIN_STEPS:
+            continue
+        kib, files = ((_median(late, column) - _median(early, column)) / steps for column in (2, 3))
+        rows.append({"process": history[-1][1], "steps": steps, "kib_a_step": kib, "files_a_step": files})
+    return rows
+
+
+def _median(history: list[tuple[int, str, int, int]], column: int) -> float:
+    values = sorted(entry[column] for entry in history)  # type: ignore[type-var]
+    return float(values[len(values) // 2])
+
+
+def judge(folder: Path, steps: int, attempts: list[list[dict[str, Any]]]) -> tuple[dict[str, Any], list[str]]:
+    """(what was seen, what should not have been)."""
+    responses = read_responses(folder / "weights")
+    groups = {response.group: response.content for response in responses}
+    times = Counter(groups.values())
+    ages = Counter(r.step - 1 - version for r in responses for version, count in r.runs for _ in range(count))
+    grown = [row for samples in attempts for row in growth(samples)]
+    worst = max(grown, key=lambda row: row["kib_a_step"], default=None)
+    seen = {
+        "steps": len({r.step for r in responses}), "prompts": len(groups),
+        "trained_times": dict(Counter(times.values())), "tokens_by_age": dict(sorted(ages.items())),
+        "attempts": len(attempts), "worst_growth": worst,
+        "most_files_a_step": max((row["files_a_step"] for row in grown), default=None),
+    }  # fmt: skip
+    problems = []
+    if seen["steps"] != steps or len(groups) != steps * NUM_PROMPTS:
+        problems.append(f"{seen['steps']} steps with {len(groups)} prompts were trained instead of {steps}")
+    if max(times.values()) - min(times.values()) > (steps * NUM_PROMPTS % NUM_ROWS > 0) or len(times) != NUM_ROWS:
+        problems.append("prompts were lost or trained twice")
+    if max(ages) > K or min(ages) < 0:
+        problems.append(f"a token was more than {K} versions old")
+    problems += [f"grows: {row}" for row in grown if row["kib_a_step"] > GROWTH_KIB]
+    problems += [f"keeps files open: {row}" for row in grown if row["files_a_step"] > GROWTH_FILES]
+    return seen, problems
+
+
+def soak(folder: Path, steps: int, every: int, seed: int) -> int:
+    assets = make_assets(folder)
+    attempts: list[list[dict[str, Any]]] = []
+    began = time.monotonic()
+    with small_disk(folder / "checkpoints") as disk:
+        harm = Harm(folder, disk, every, seed)
+        overrides = [
+            *PRESETS, *LONG, f"data.train_files={assets}/mixed.parquet", "trainer.resume_mode=auto",
+            f"trainer.v1.pipeline_rl.max_staleness={K}", "trainer.v1.pipeline_rl.request_timeout_s=10",
+            f"trainer.save_freq={SAVE_EVERY}", "trainer.max_actor_ckpt_to_keep=2",
+            f"trainer.total_training_steps={steps}", "actor_rollout_ref.rollout.n_gpus_per_node=2",
+            "ray_kwargs.ray_init.num_gpus=3", "reward.custom_reward_function.name=faulty_score",
+        ]  # fmt: skip
+        run: VerlRun | None = None
+        while run is None or run.code != 0:
+            done = last_step(folder)
+            run = launch_verl(folder, assets, overrides, dict(CPU_ENVIRONMENT), 3600, harm.each_second)
+            harm._relieve()
+            attempts.append(harm.samples)
+            harm.samples = []
+            print(f"attempt {len(attempts)}: from step {done} to {last_step(folder)}, exit code {run.code}", flush=True)
+            if len(attempts) > 4 + 2 * steps // every:
+                print(run.tail())
+                return 1
+        seen, problems = judge(folder, steps, attempts)
+    result = {**seen, "faults": dict(harm.done), "minutes": (time.monotonic() - began) / 60, "problems": problems}
+    (folder / "soak.json").write_text(json.dumps(result, indent=1))
+    print(json.dumps(result, indent=1))
+    return int(bool(problems))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=12, help="steps between two faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True)
+    return soak(arguments.out.resolve(), arguments.steps, arguments.every, arguments.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
