@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import ray
@@ -14,11 +15,14 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from scalerl_verl.errors import WeightSyncError
-from scalerl_verl.pipeline.versions import VersionLog, oldest_version
+from scalerl_verl.pipeline.engine_checks import require_updatable
+from scalerl_verl.pipeline.versions import VersionLog, oldest_version, truncate_runs
 from scalerl_verl.upstream.vllm.engine_versions import METHOD, RECOMPUTE, SWAP
 
 NO_VERSION = -1
 """Version of the weights that an engine invents before the first update."""
+LIFE_SIGN_S = 1.0
+"""Seconds between looks at an engine's health while an answer of it is awaited."""
 
 
 def salt_of(version: int) -> str:
@@ -79,9 +83,11 @@ class PipelineHttpServer(vLLMHttpServer):
         self._num_entering = 0
         self._paused_at: float | None = None
         self._clock = _Clock()
+        self._given_up = False
 
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
+        require_updatable(self.engine.vllm_config, self.config.tensor_model_parallel_size)
         # An attribute of this one engine: every request enters through it, and nothing of vLLM is changed.
         self._add_request = self.engine.add_request
         self.engine.add_request = self._enter
@@ -89,12 +95,31 @@ class PipelineHttpServer(vLLMHttpServer):
         await self._note_swap(NO_VERSION)
 
     async def _note_swap(self, version: int) -> dict[str, tuple[int, int]]:
-        return dict(await self.engine.engine_core.call_utility_async(METHOD, salt_of(version)))
+        return dict(await self._ask_engine(METHOD, salt_of(version)))
+
+    async def _ask_engine(self, method: str, *args: Any) -> Any:
+        return await self._while_alive(self.engine.engine_core.call_utility_async(method, *args))
+
+    async def _while_alive(self, answer: Awaitable[Any]) -> Any:
+        """``answer`` of the engine. vLLM itself lets who awaits one wait for ever when the engine dies.
+
+        Raises:
+            EngineDeadError: of vLLM; the engine died.
+        """
+        waiting = asyncio.ensure_future(answer)
+        try:
+            while not (await asyncio.wait({waiting}, timeout=LIFE_SIGN_S))[0]:
+                await self.check_alive()
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def _enter(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's ``add_request``, never in the middle of a weight update and salted with the version."""
         while not self._gate.is_set():
             await self._gate.wait()
+        if self._given_up:
+            raise self.engine.dead_error
         self._num_entering += 1
         try:
             self._log.begin(request_id)
@@ -114,9 +139,15 @@ class PipelineHttpServer(vLLMHttpServer):
             # An engine may go on, and end requests, a moment before the counts of its swap are noted here.
             await self._gate.wait()
             num_tokens, noted = len(output.token_ids), self._log.num_noted(request_id)
-            if num_tokens < noted or (output.stop_reason == "aborted" and request_id not in self._to_abort):
-                self._clock.tokens_lost += max(noted, num_tokens)
-            runs = self._log.end(request_id, num_tokens)
+            aborted = request_id in self._to_abort
+            if aborted or sampling_params.get("stop"):
+                # vLLM's front end ended it (it also looks for stop strings), a moment before its engine knew: tokens
+                # that the engine sampled beyond that end were noted, but are not part of the response.
+                runs = truncate_runs(self._log.end(request_id, max(num_tokens, noted)), num_tokens)
+            else:
+                if num_tokens < noted or output.stop_reason == "aborted":
+                    self._clock.tokens_lost += max(noted, num_tokens)
+                runs = self._log.end(request_id, num_tokens)
         finally:
             self._log.drop(request_id)
             self._inner_ids.pop(request_id, None)
@@ -141,7 +172,7 @@ class PipelineHttpServer(vLLMHttpServer):
             As `finish_update`, and ``swap_s``, ``drain_s``.
         """
         await self._close_gate()
-        update = await self.engine.engine_core.call_utility_async(SWAP, salt_of(version), staged, recompute)
+        update = await self._ask_engine(SWAP, salt_of(version), staged, recompute)
         counts = update.pop("counts")
         self._note_version(version, counts)
         self._gate.set()
@@ -151,7 +182,7 @@ class PipelineHttpServer(vLLMHttpServer):
         """Stop decoding; every request stays where it is."""
         self._paused_at = time.perf_counter()
         await self._close_gate()
-        await self.engine.pause_generation(mode="keep", clear_cache=False)
+        await self._while_alive(self.engine.pause_generation(mode="keep", clear_cache=False))
 
     async def finish_update(self, version: int, recompute: bool) -> dict[str, float]:
         """Take note of new weights and go on.
@@ -171,8 +202,8 @@ class PipelineHttpServer(vLLMHttpServer):
         counts = await self._note_swap(version)
         self._note_version(version, counts)
         if recompute:
-            await self.engine.engine_core.call_utility_async(RECOMPUTE)
-        await self.engine.resume_generation()
+            await self._ask_engine(RECOMPUTE)
+        await self._while_alive(self.engine.resume_generation())
         self._gate.set()
         pause_s, self._paused_at = time.perf_counter() - self._paused_at, None
         return self._summarise({"pause_s": pause_s}, counts, recompute)
@@ -203,9 +234,20 @@ class PipelineHttpServer(vLLMHttpServer):
         gone = inner_id not in self.engine.output_processor.request_states
         return {"aborted": gone, "request_id": request_id}
 
+    async def give_up(self) -> None:
+        """End all requests here, also those to come, so that others serve them: the engine is hung."""
+        self._given_up = True
+        self._gate.set()
+        self._to_abort.update(self._inner_ids)
+        await self.engine.abort(list(self._inner_ids.values()), internal=True)
+
     async def check_alive(self) -> None:
-        """Raises what vLLM raises when its engine is dead."""
-        await self.engine.check_health()
+        """Raises what vLLM raises when its engine is dead; requests that wait for an update to end learn it, too."""
+        try:
+            await self.engine.check_health()
+        except Exception:
+            self._gate.set()
+            raise
 
     async def set_global_steps(self, global_steps: int) -> None:
         """Nothing: `finish_update` sets the version together with everything that depends on it."""

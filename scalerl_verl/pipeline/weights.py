@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import ray
@@ -86,6 +86,7 @@ class WeightUpdater(CheckpointEngineManager):
         self._on_lost = on_lost
         self._rollout: Any = None  # verl's worker group over all generators, while their process group stands
         self._layouts: set[str] = set()  # of staged weights, known to the generators they belong to
+        self._hung: set[int] = set()  # ranks of generators that did not end their part of an update
         self.num_groups_built = 0
 
     @auto_await
@@ -123,10 +124,12 @@ class WeightUpdater(CheckpointEngineManager):
             await self._build_group()
         started = time.perf_counter()
         if self._settings.staging == "none":
-            await asyncio.gather(*[replica.servers[0].pause_keep.remote() for replica in self.replicas])
+            pauses = [as_coroutine(replica.servers[0].pause_keep.remote()) for replica in self.replicas]
+            await self._by_every_generator("the pause", pauses)
             sent, _ = await self._transfer(self._rollout.update_weights(global_steps=version), version)
             transfer_s = time.perf_counter() - started
-            updates = await asyncio.gather(*[self._finish(replica, version) for replica in self.replicas])
+            finishing = [self._finish(replica, version) for replica in self.replicas]
+            updates = await self._by_every_generator(f"the swap to version {version}", finishing)
             updates = [{**update, "swap_s": transfer_s} for update in updates]
         else:
             known = frozenset(self._layouts)
@@ -138,13 +141,7 @@ class WeightUpdater(CheckpointEngineManager):
                 self._swap(replica, version, list(itertools.islice(by_worker, len(replica.workers))))
                 for replica in self.replicas
             ]
-            # To its end on every generator that lives, also when one dies: none may stay paused.
-            results = await asyncio.gather(*swaps, return_exceptions=True)
-            updates = []
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
-                updates.append(result)
+            updates = await self._by_every_generator(f"the swap to version {version}", swaps)
         return {**sent, **_summarise(updates, transfer_s)}
 
     async def _build_group(self) -> None:
@@ -202,6 +199,29 @@ class WeightUpdater(CheckpointEngineManager):
             )
         return [task.result() for task in tasks]
 
+    async def _by_every_generator(self, what: str, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """Results of a call to each generator, awaited to their ends also if one fails: none may stay paused.
+
+        Raises:
+            WeightSyncError: some have not ended within the limit of a transfer; they count as lost from here on.
+        """
+        limit_s = self._settings.transfer_timeout_s
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        _, hung = await asyncio.wait(tasks, timeout=limit_s)
+        for task in hung:
+            task.cancel()
+        ranks = [replica.replica_rank for replica, task in zip(self.replicas, tasks, strict=True) if task in hung]
+        self._hung.update(ranks)
+        if errors := [error for task in tasks if task not in hung and (error := task.exception()) is not None]:
+            raise errors[0]
+        if ranks:
+            raise WeightSyncError(
+                f"{what} has not ended within trainer.v1.pipeline_rl.transfer_timeout_s={limit_s:g} on generator "
+                f"{', '.join(map(str, ranks))}, whose engine is hung; look for its first error, or raise the limit if "
+                "a step of generation takes longer"
+            )
+        return [task.result() for task in tasks]
+
     async def _swap(self, replica: Any, version: int, staged: list[tuple[str, bytes]]) -> dict[str, float]:
         recompute = self._settings.kv_on_update == "recompute"
         layouts = [layout for _, layout in staged]
@@ -221,11 +241,22 @@ class WeightUpdater(CheckpointEngineManager):
             return False
         self.remove_replicas(dead)
         self._on_lost(dead)
+        hung = [replica for replica in dead if replica.replica_rank in self._hung]
+        await asyncio.gather(*[self._give_up(replica) for replica in hung])
         if not self.replicas:
-            raise GeneratorsLostError("every generator of this run is dead; look for the first error of a vLLM engine")
+            raise GeneratorsLostError(
+                "every generator of this run is dead or hung; look for the first error of a vLLM engine"
+            )
         if self._rollout is not None:
             await self._forget_group()
         return True
+
+    async def _give_up(self, replica: Any) -> None:
+        """Have the server of a hung engine send its requests back, which would wait for their time-out otherwise."""
+        try:
+            await asyncio.wait_for(as_coroutine(replica.servers[0].give_up.remote()), HEALTH_TIMEOUT_S)
+        except (ray.exceptions.RayError, asyncio.TimeoutError) as error:
+            logger.warning("generator %s is hung and keeps its requests: %r", replica.replica_rank, error)
 
     async def _forget_group(self) -> None:
         """End the group on those that live; the next update builds one without the dead.
@@ -239,6 +270,8 @@ class WeightUpdater(CheckpointEngineManager):
         self._rollout = None
 
     async def _is_alive(self, replica: Any) -> bool:
+        if replica.replica_rank in self._hung:
+            return False
         questions = [server.check_alive.remote() for server in replica.servers]
         questions += [worker.get_replica_rank.remote() for worker in replica.workers]
         try:

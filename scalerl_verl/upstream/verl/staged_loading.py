@@ -12,11 +12,12 @@ import importlib
 import pickle
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from scalerl_verl.upstream.spec import PatchSpec
+
+if TYPE_CHECKING:
+    import torch
 
 _TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 
@@ -29,6 +30,8 @@ class StagedReceiver:
 
     def receive_weights(self, on_bucket_received: Callable[[list[tuple[str, torch.Tensor]], bool], None]) -> None:
         """Call verl's ``on_bucket_received(weights, is_last)`` once; the memory may be filled anew afterwards."""
+        import torch  # every process that loads the plugin reads this module; only vLLM's worker gets here
+
         on_bucket_received(self._weights, True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()

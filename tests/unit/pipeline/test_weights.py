@@ -151,6 +151,54 @@ def test_generator_that_dies_in_an_update_does_not_leave_others_paused(monkeypat
     assert world.lost == [world.replicas[0]]
 
 
+def test_generator_that_hangs_in_a_swap_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server still answers; the engine behind it does not."""
+    world = World(monkeypatch, transfer_timeout_s=0.1)
+    world.replicas[0].servers[0].answers["swap"] = HANG
+    metrics = world.updater.update_weights(1)
+    assert world.lost == [world.replicas[0]] and metrics["scalerl/pipeline/replicas"] == 1
+    assert world.calls("server-1") == ["swap"] * 2
+    assert world.calls("server-0") == ["swap", "give_up"], "its requests would wait for their time-out"
+
+
+@pytest.mark.parametrize("step", ["pause_keep", "finish_update"])
+def test_generator_that_hangs_in_a_step_of_an_unstaged_update_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    world = World(monkeypatch, transfer_timeout_s=0.1, staging="none")
+    world.replicas[1].servers[0].answers[step] = HANG
+    assert world.updater.update_weights(1)["scalerl/pipeline/replicas"] == 1
+    assert world.lost == [world.replicas[1]]
+
+
+def test_run_ends_when_every_generator_hangs_in_a_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, num=1, transfer_timeout_s=0.1)
+    world.replicas[0].servers[0].answers["swap"] = HANG
+    with pytest.raises(GeneratorsLostError, match="every generator") as ended:
+        world.updater.update_weights(1)
+    assert "swap to version 1 has not ended" in str(ended.value.__context__)
+
+
+def test_unstaged_update_is_tried_again_only_after_all_have_ended_the_first_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A late end of the first try would let an engine go on in the middle of the second."""
+    world = World(monkeypatch, staging="none")
+    died = ray.exceptions.ActorDiedError()
+    world.replicas[0].servers[0].answers.update(finish_update=died, check_alive=[None, died])
+    ended: list[int] = []
+    living = world.replicas[1].servers[0]
+
+    async def finish_late(*_: Any) -> dict[str, float]:
+        await asyncio.sleep(0.05)
+        ended.append(len(world.calls("server-1")))
+        return dict(UPDATE)
+
+    living.finish_update = SimpleNamespace(remote=finish_late)
+    world.updater.update_weights(1)
+    assert ended == [1, 2], "a pause began before the update before it had ended"
+
+
 def test_error_of_a_living_generator_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     world.replicas[0].workers[0].answers["stage_weights"] = ValueError("does not fit")
