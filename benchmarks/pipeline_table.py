@@ -20,11 +20,16 @@ RIVAL = "separate_async"
 
 
 def pipeline_table() -> str:
-    """One line a regime and mode of the newest run, then what the simulator makes of it."""
+    """The newest run, then the one before it with other sizes."""
     rows = read_rows("pipeline")
     if not rows:
         return "Not recorded yet: `python benchmarks/bench_pipeline.py`."
-    rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
+    newest = list(dict.fromkeys(row["run_id"] for row in reversed(rows)))[:2]
+    return "\n\n".join(_table_of_run([row for row in rows if row["run_id"] == run_id]) for run_id in newest)
+
+
+def _table_of_run(rows: list[dict[str, Any]]) -> str:
+    """One line a regime and mode, then what the simulator makes of it."""
     measured = [row for row in rows if not row["impl"].startswith(SIMULATOR)]
     found = {(row["case"]["regime"], row["impl"], row["metric"]): row for row in measured}
     names = [name for name, *_ in COLUMNS]
