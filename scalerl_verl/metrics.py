@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every metric that a run of ours logs under ``scalerl/``, and what it says: the source of the reference page.
 
-Where a name holds ``<something>``, that part is a number or a name of the user's. End-to-end tests fail on a metric that
-is not listed here.
+Where a name holds ``<something>``, that part is a number or a name of the user's. End-to-end tests fail on a metric
+that is not listed here.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ METRICS: dict[str, str] = {
     "forecast/end_low": "lower end of its interval",
     "forecast/end_high": "upper end",
     "forecast/end_gpu_hours": "GPU-hours expected by then",
-    "loss/ratio_mean": "importance ratio to the log-probs recorded at sampling, mean over tokens (loss `scalerl_cispo`, "
-    "as the rest of `loss/`)",
+    "loss/ratio_mean": "importance ratio to the log-probs recorded at sampling, mean over tokens; all of `loss/` is "
+    "that of `scalerl_cispo`",
     "loss/ratio_max": "its maximum",
     "loss/ratio_min": "its minimum",
     "loss/capped_frac_pos": "tokens of positive advantage whose ratio was capped, as a fraction of such tokens",
@@ -63,8 +63,8 @@ METRICS: dict[str, str] = {
     "loss/out_of_range_frac": "tokens masked by `token_mask_range`",
     "loss/out_of_range_tokens_sum": "their number",
     "loss/nonfinite_tokens_sum": "tokens without a usable log-prob: they contribute nothing",
-    "mismatch/log_ratio_abs_mean": "|log-ratio| of trainer and generator, mean over tokens; with `scalerl_cispo` or the "
-    "FP32 head",
+    "mismatch/log_ratio_abs_mean": "|log-ratio| of trainer and generator, mean over tokens; with `scalerl_cispo` or "
+    "the FP32 head",
     "mismatch/log_ratio_abs_max": "its maximum over tokens",
     "mismatch/sequence_log_ratio_abs_max": "the greatest |log-ratio| of a whole response",
     "mismatch/k3_kl": "k3 estimate of the KL divergence between generator and trainer",
