@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command in the pages is accounted for in docs/mkdocs/commands.yaml; those that take seconds are run here.
 
-The lines are taken from the pages, not copied: what is run is what the reader sees. What is the reader's (`...`, paths of
-runs) is filled in.
+The lines are taken from the pages, not copied: what is run is what the reader sees. What is the reader's (`...`, paths
+of runs) is filled in.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def test_sweep_takes_the_options_of_the_pages(tmp_path: Path, capsys: pytest.Cap
         assert capsys.readouterr().out.strip()
 
 
-def test_quickstart_takes_the_options_of_the_pages() -> None:
+def test_quickstart_takes_the_options_of_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
     (command,) = shown("bash recipes/quickstart/run.sh", "test_quickstart_takes_the_options_of_the_pages")
     options = arguments_of(command, REPO)[1:]
     end = options.index("--")
