@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import interrupting
 from tests.e2e.launching import CPU_ENVIRONMENT, VerlRun, launch_verl, make_assets
 from tests.e2e.toggles import all_toggles
 
@@ -75,3 +76,11 @@ def sync_run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
         "trainer.resume_mode=auto",
         env={"PROBE_TOGGLES": str(toggles)},
     )
+
+
+@pytest.fixture(scope="session")
+def interrupting_run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """Forced interruption in verl's colocate_async trainer (see `interrupting`)."""
+    folder = tmp_path_factory.mktemp("interrupting")
+    lines = interrupting.make_inputs(tiny_assets, folder)
+    return run_verl("interrupting", *lines, folder=folder, env=interrupting.PROBES)
