@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         UsageError: a test that starts a run lies where tests/run.sh does not look.
     """
     for item in items:
-        if item.get_closest_marker("e2e") and not set(RUNS_ARE_IN) & set(item.path.parts):
+        starts_run = item.get_closest_marker("e2e") and not item.get_closest_marker("gpu")
+        if starts_run and not set(RUNS_ARE_IN) & set(item.path.parts):
             raise pytest.UsageError(f"{item.nodeid} is marked e2e: put it below tests/e2e or tests/faults")
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
