@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -42,20 +43,21 @@ class Resources(HTMLParser):
             self.found.append(given.get("href") or "")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+def build(docs: Path, folder: Path) -> Path:
+    """The site of a docs folder, made where no connection can be opened."""
     (folder / "sitecustomize.py").write_text(NO_NETWORK)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
-        "NO_MKDOCS_2_WARNING": "1",
-    }
-    command = ["-m", "mkdocs", "build", "--strict", "--config-file", str(DOCS / "mkdocs" / "mkdocs.yml")]
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    command = ["-m", "mkdocs", "build", "--strict", "--config-file", str(docs / "mkdocs" / "mkdocs.yml")]
     command += ["--site-dir", str(folder / "html")]
+    environment = {**os.environ, "PYTHONPATH": path, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(DOCS, tmp_path_factory.mktemp("site"))
 
 
 def test_site_builds_without_a_warning(site: Path) -> None:
@@ -79,6 +81,14 @@ def test_readers_fetch_nothing_from_elsewhere(site: Path) -> None:
 def test_every_page_is_in_the_navigation(site: Path) -> None:
     index = (site / "index.html").read_text()
     assert [path.stem for path in DOCS.glob("*.md") if f'href="{path.stem}.html"' not in index] in ([], ["index"])
+
+
+def test_recorded_page_takes_its_place_once_it_is_there(tmp_path: Path) -> None:
+    docs = shutil.copytree(DOCS, tmp_path / "docs")
+    (docs / "evidence.md").write_text("# Evidence\n")
+    (tmp_path / "out").mkdir()
+    index = (build(docs, tmp_path / "out") / "index.html").read_text()
+    assert index.index('href="troubleshooting.html"') < index.index('href="evidence.html"')
 
 
 def test_link_of_the_readme_leads_somewhere() -> None:
