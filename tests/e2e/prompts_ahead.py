@@ -68,6 +68,7 @@ def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
         # Two trainer ranks, two updates a step; a rank has two responses to each of the two prompts of an update.
         f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // 2}",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
         "trainer.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=3",
         "actor_rollout_ref.rollout.agent.default_agent_loop=forced_interruption",
