@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the generated parts of README.md and docs/: benchmark tables, upstream symbols, differences of baselines.
+"""Write the generated parts of README.md, docs/ and patches/: benchmark tables, reference, symbols, baselines, diffs.
 
 python benchmarks/report.py           rewrite them
 python benchmarks/report.py --check   exit 1 if one is out of date
@@ -14,6 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import baselines
+import command_table
+import patch_table
+import reference
 from pipeline_table import pipeline_table, weight_update_table
 from rows import REPO, read_rows
 
@@ -169,25 +172,26 @@ def vllm_head_table() -> str:
     return "\n".join(lines)
 
 
-def symbols_table() -> str:
-    """Every upstream symbol we touch."""
-    from scalerl_verl.upstream.table import SYMBOLS
-
-    lines = ["| symbol | how | when | why | goes when |", "|---|---|---|---|---|"]
-    for spec in SYMBOLS:
-        lines.append(f"| `{spec.module}.{spec.target}` | {spec.kind} | {spec.when} | {spec.why} | {spec.removal} |")
-    return "\n".join(lines)
-
-
 Parts = dict[str, Callable[[], str]]
 FILES: dict[str, Parts] = {
     "README.md": {
         "quickstart": quickstart_table,
-        "advantage": advantage_table,
-        "fp32-head": fp32_head_table,
-        "vllm-head": vllm_head_table,
-        "symbols": symbols_table,
+        "symbols-summary": reference.symbols_summary,
     },
+    "docs/costs.md": {"advantage": advantage_table, "fp32-head": fp32_head_table, "vllm-head": vllm_head_table},
+    "docs/symbols.md": {"symbols-summary": reference.symbols_summary, "symbols": reference.symbols_table},
+    "docs/reference.md": {
+        "our-keys": reference.keys_table,
+        "presets": reference.presets_table,
+        "preset-keys": reference.preset_keys_table,
+        "metrics": reference.metrics_table,
+        "environment": reference.environment_table,
+        "commands": reference.commands_table,
+        "errors": reference.errors_table,
+    },
+    "docs/commands.md": {"commands": command_table.command_table},
+    "docs/upstream-a-patch.md": {"patches": patch_table.patch_table},
+    "patches/README.md": {"patches": patch_table.patch_table, "files": patch_table.files_table},
     "docs/scaling.md": {"fit": fit_table},
     "docs/pipeline.md": {"pipeline": pipeline_table, "weight_update": weight_update_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},

@@ -7,7 +7,8 @@ usage() {
 usage: bash tests/run.sh [--setup-only] [pytest arguments]
 
 Installs what the tests need into .venv, then runs lint, types and every test that needs no GPU (about 35 minutes on
-two cores). Arguments go to pytest, and then lint and types are left out: bash tests/run.sh tests/unit -x
+two cores): first those that start no run, two at a time, then the runs. Arguments go to pytest, and then the rest is left
+out: bash tests/run.sh tests/unit -x
 TEXT
 }
 
@@ -16,7 +17,7 @@ cd "$repo"
 case ${1:-} in --help | -h) usage; exit 0 ;; esac
 # shellcheck source=recipes/quickstart/env.sh
 source recipes/quickstart/env.sh
-ensure_env "$repo" "$repo/tests/requirements.txt"
+ensure_env "$repo" "$repo/tests/requirements.txt" "$repo/docs/mkdocs/requirements.txt"
 [ "${1:-}" = --setup-only ] && exit 0
 export PATH=$repo/.venv/bin:$PATH
 if [ $# -gt 0 ]; then
@@ -24,4 +25,7 @@ if [ $# -gt 0 ]; then
 fi
 echo "== lint" && ruff check . && ruff format --check .
 echo "== types" && mypy
-echo "== tests" && exec python -m pytest -m "not gpu"
+code=0
+echo "== tests" && python -m pytest -n 2 --dist loadfile -m "not gpu and not e2e" --ignore=tests/e2e || code=$?
+echo "== runs" && python -m pytest -m "e2e and not gpu" tests/e2e tests/faults || code=$?
+exit $code

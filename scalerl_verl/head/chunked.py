@@ -185,12 +185,15 @@ class _LinearLogProbs(torch.autograd.Function):
             if logits_CV is not None:
                 num_left -= len(logits_CV)
                 rows_C = active_tokens(*grads, at=slice(num_left, len(hidden_NH)))
-                grad_CV = _row_gradient(logits_CV, per_token, slice(num_left, None), head)
-                if isinstance(rows_C, torch.Tensor):
-                    grad_CV = grad_CV[rows_C - num_left]
-                del logits_CV  # a copy of few rows must not hold the memory of all
-                gradients.add(grad_CV, rows_C)
-                del grad_CV
+                if isinstance(rows_C, slice) or len(rows_C):
+                    grad_CV = _row_gradient(logits_CV, per_token, slice(num_left, None), head)
+                    if isinstance(rows_C, torch.Tensor):
+                        grad_CV = grad_CV[rows_C - num_left]
+                    del logits_CV  # a copy of few rows must not hold the memory of all
+                    gradients.add(grad_CV, rows_C)
+                    del grad_CV
+                else:
+                    del logits_CV
             active = active_tokens(*grads, at=slice(0, num_left))
             num_active = len(active) if isinstance(active, torch.Tensor) else num_left
             for at in chunks(num_active, ctx.chunk_rows):

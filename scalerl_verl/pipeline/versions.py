@@ -10,23 +10,37 @@ VersionRuns = list[tuple[int, int]]
 """Consecutive tokens of one version each, in the order they were sampled; versions rise, counts are 1 or more."""
 
 
-def join_runs(*parts: Iterable[Sequence[int]]) -> VersionRuns:
-    """Runs of a response that was sampled in several pieces (a second call after injected tokens, for example).
+def merge_runs(*parts: Iterable[Sequence[int]]) -> VersionRuns:
+    """The runs of several pieces as one list: neighbours of one version put together, empty runs left out.
 
-    Raises:
-        ValueError: a negative count, or a version that is lower than the one before it.
+    Versions may come in any order; `join_runs` is for pieces that were sampled one after the other.
     """
     runs: VersionRuns = []
     for version, count in (run for part in parts for run in part):
-        if count < 0:
-            raise ValueError(f"run ({version}, {count}) of {parts}: a number of tokens cannot be negative")
-        if runs and version < runs[-1][0]:
-            raise ValueError(f"version {version} follows {runs[-1][0]} in {parts}: weights only get newer")
-        if count and runs and runs[-1][0] == version:
+        if runs and runs[-1][0] == version:
             runs[-1] = (version, runs[-1][1] + count)
         elif count:
             runs.append((version, count))
     return runs
+
+
+def join_runs(*parts: Iterable[Sequence[int]]) -> VersionRuns:
+    """Runs of a response that was sampled in several pieces (a second call after injected tokens, for example).
+
+    Raises:
+        ValueError: a negative count, or a version that is lower than that of the token before it. A run without tokens
+            has to fit in, too: it says which weights the engine held.
+    """
+    given = [tuple(part) for part in parts]
+    newest: int | None = None
+    for version, count in (run for part in given for run in part):
+        if count < 0:
+            raise ValueError(f"run ({version}, {count}) of {given}: a number of tokens cannot be negative")
+        if newest is not None and version < newest:
+            raise ValueError(f"version {version} follows {newest} in {given}: weights only get newer")
+        if count:
+            newest = version
+    return merge_runs(*given)
 
 
 def truncate_runs(runs: Iterable[Sequence[int]], num_tokens: int) -> VersionRuns:

@@ -21,7 +21,7 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.workers.rollout.replica import TokenOutput
 
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
-from scalerl_verl.pipeline.versions import truncate_runs
+from scalerl_verl.pipeline.versions import merge_runs, truncate_runs
 from scalerl_verl.plugins.interruption_settings import LOOP_NAME, asks_for_interruption, make_script, read_settings
 from scalerl_verl.rollout.budgets import Budgets, InterruptionSettings, resolve_budgets
 from scalerl_verl.rollout.interruption import RECORD_KEY, InterruptedResponse
@@ -264,7 +264,9 @@ def _merge(
     if "global_steps" in outputs[-1].extra_fields:
         extra["global_steps"] = outputs[-1].extra_fields["global_steps"]
     if all("versions" in output.extra_fields for output in outputs):
-        joined = _join_versions([output.extra_fields["versions"] for output in outputs])
+        # Not `join_runs`: after the death of a generator another one answers, which swaps its weights at a moment of
+        # its own. Which versions are admissible is for the trainer to say.
+        joined = merge_runs(*(output.extra_fields["versions"] for output in outputs))
         # A stop string that began in an earlier request cuts off tokens of the last one.
         extra["versions"] = [list(run) for run in truncate_runs(joined, sum(response.mask))]
     if any("reissues" in output.extra_fields for output in outputs):
@@ -278,13 +280,3 @@ def _merge(
         num_preempted=sum(preempted) if preempted else None,
         extra_fields=extra,
     )
-
-
-def _join_versions(parts: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-    joined: list[list[int]] = []
-    for version, count in (run for part in parts for run in part):
-        if joined and joined[-1][0] == version:
-            joined[-1][1] += count
-        elif count:
-            joined.append([version, count])
-    return joined

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import interrupting, prompts_ahead
 from tests.e2e.launching import CPU_ENVIRONMENT, VerlRun, launch_verl, make_assets
 from tests.e2e.toggles import all_toggles
 
@@ -75,3 +76,26 @@ def sync_run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
         "trainer.resume_mode=auto",
         env={"PROBE_TOGGLES": str(toggles)},
     )
+
+
+@pytest.fixture(scope="session")
+def interrupting_run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """Forced interruption in verl's colocate_async trainer (see `interrupting`)."""
+    folder = tmp_path_factory.mktemp("interrupting")
+    lines = interrupting.make_inputs(tiny_assets, folder)
+    return run_verl("interrupting", *lines, folder=folder, env=interrupting.PROBES)
+
+
+@pytest.fixture(scope="session")
+def curriculum_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prompts_ahead.make_data(tmp_path_factory.mktemp("curriculum-data"))
+
+
+@pytest.fixture(scope="session")
+def asynchronous_run(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    """Disaggregated, two trainer ranks, forced interruption, no-positive-resampling (see `prompts_ahead`)."""
+    folder = tmp_path_factory.mktemp("asynchronous")
+    lines = prompts_ahead.asynchronous_overrides(curriculum_data, folder / "rollouts")
+    # The 'flush' fault of verl shows up only when INFO is enabled.
+    probe = {"PROBE_PROMPTS": "1", "PROBE_GATE_STEP": str(prompts_ahead.SAVED), "VERL_LOGGING_LEVEL": "INFO"}
+    return run_verl("asynchronous", *lines, folder=folder, env=probe)

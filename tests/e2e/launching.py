@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scalerl_verl.metrics import undocumented
 from scalerl_verl.platform.reap import (
     RUN_ID_ENV,
     end_processes,
@@ -115,6 +117,8 @@ def launch_verl(
 ) -> VerlRun:
     """Run main_ppo on the tiny model to its end; ends and counts whatever it left behind.
 
+    A metric of ours that the reference page does not list is an error.
+
     ``each_second`` is called with the ids of the run's processes, to do them harm.
     """
     probe_dir = folder / "weights"
@@ -147,13 +151,18 @@ def launch_verl(
                 for _ in range(2):
                     if each_second is not None:
                         each_second({process.pid, *find_processes(run_id)})
-                    time.sleep(1)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(1)
     finally:
         seconds = time.monotonic() - wall
         leftover = count_leftover(run_id)
         end_processes(run_id)
         removed = remove_shared_memory(segments)
-    return VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, removed)
+    run = VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, removed)
+    if (folder / "metrics.jsonl").exists():
+        logged = {name for metrics in run.metrics.values() for name in metrics}
+        assert undocumented(logged) == [], "describe these in scalerl_verl/metrics.py"
+    return run
 
 
 def count_leftover(run_id: str, grace_s: float = 120.0) -> int:

@@ -14,49 +14,20 @@ from scalerl_verl.curves.reading import read_run
 from scalerl_verl.curves.selection import choose_curve
 from tests.e2e.conftest import RunVerl
 from tests.e2e.launching import GROUP_SIZE, VerlRun
+from tests.e2e.prompts_ahead import (
+    BATCH,
+    EASY,
+    HARD,
+    ROWS,
+    SAVED,
+    STEPS,
+    asynchronous_overrides,
+    first_metrics,
+    overrides,
+    read_lines,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
-
-ROWS, BATCH = 16, 4
-EASY, HARD = set(range(0, ROWS, 2)), set(range(1, ROWS, 2))
-# Four steps over everything, then two and two over the half that does not pass.
-STEPS, SAVED = 8, 5
-
-
-@pytest.fixture(scope="module")
-def curriculum_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Problems of which every second one always passes and the others never do."""
-    import pandas
-
-    def row(index: int) -> dict:
-        return {
-            "data_source": "tests/curriculum",
-            "prompt": [{"role": "user", "content": f"{index}+1"}],
-            "ability": "test",
-            "reward_model": {"style": "rule", "ground_truth": "pass" if index in EASY else "equal"},
-            "extra_info": {"split": "train", "index": index},
-        }
-
-    path = tmp_path_factory.mktemp("curriculum-data") / "train.parquet"
-    pandas.DataFrame([row(index) for index in range(ROWS)]).to_parquet(path)
-    return path
-
-
-def overrides(data: Path, rollouts: Path) -> list[str]:
-    return [
-        # The recipe's sampler, as every run here.
-        f"data.train_files={data}",
-        f"data.train_batch_size={BATCH}",
-        "data.shuffle=True",
-        "data.seed=7",
-        # verl's default loads ahead with workers; then a loader's state is older than the history.
-        "data.dataloader_num_workers=2",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH}",
-        f"trainer.total_training_steps={STEPS}",
-        f"trainer.save_freq={SAVED}",
-        f"trainer.rollout_data_dir={rollouts}",
-        "trainer.resume_mode=auto",
-    ]
 
 
 def drawn(rollouts: Path) -> dict[int, list[int]]:
@@ -93,16 +64,6 @@ def set_back(run: VerlRun) -> Path:
     (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
     (folder / "first-events.jsonl").write_text((folder / "checkpoints" / "curriculum.jsonl").read_text())
     return folder
-
-
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def first_metrics(first: VerlRun) -> dict[int, dict[str, float]]:
-    path = first.folder / "metrics.first.jsonl"
-    lines = read_lines(path if path.exists() else first.folder / "metrics.jsonl")
-    return {entry["step"]: entry["data"] for entry in lines}
 
 
 def first_events(first: VerlRun) -> list[dict]:
@@ -153,30 +114,9 @@ def test_checkpoint_needs_no_class_of_ours(first: VerlRun) -> None:
     assert torch.load(path, weights_only=False)
 
 
-def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
-    """Disaggregated: prompts are fetched one by one and ahead of their results.
-
-    No step samples before all that was handed out in earlier steps is complete (verl's strategy ``wait``), and the
-    oldest go first: step k trains what step k-1 handed out, the first two what the first handed out, on any machine.
-    """
-    return [
-        *overrides(data, rollouts),
-        "trainer.v1.trainer_mode=separate_async",
-        "actor_rollout_ref.hybrid_engine=False",
-        "trainer.v1.separate_async.parameter_sync_step=2",
-        "trainer.v1.sampler.max_off_policy_strategy=wait",
-        "trainer.v1.sampler.max_off_policy_threshold=2",
-        "reward.custom_reward_function.name=gated_score",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // 2}",
-    ]
-
-
 @pytest.fixture(scope="module")
-def asynchronous(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    folder = tmp_path_factory.mktemp("curriculum-async")
-    lines = asynchronous_overrides(curriculum_data, folder / "rollouts")
-    probe = {"PROBE_PROMPTS": "1", "PROBE_GATE_STEP": str(SAVED)}
-    return run_verl("curriculum-async", *lines, folder=folder, env=probe)
+def asynchronous(asynchronous_run: VerlRun) -> VerlRun:
+    return asynchronous_run
 
 
 @pytest.fixture(scope="module")

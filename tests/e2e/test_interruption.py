@@ -1,70 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forced interruption through verl and vLLM on a model that thinks for too long: one run, its validation included.
-
-Validation prompts name their loop in verl's column ``agent_name``: every second one is verl's single-turn loop.
-"""
+"""Forced interruption through verl and vLLM on a model that thinks for too long: one run, its validation included."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import RunVerl
+from tests.e2e.interrupting import (
+    BLOCK,
+    HIGH,
+    LOW,
+    PHRASE,
+    STEPS,
+    TOTAL,
+    VAL_BUDGET,
+    VAL_PROMPTS,
+    VAL_RESPONSES,
+)
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
-from tests.e2e.thinking_model import make_thinking_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-STEPS, TOTAL = 2, 96
-LOW, HIGH, ANSWER = 56, 64, 4
-VAL_BUDGET, VAL_PROMPTS, VAL_RESPONSES = 30, 16, 4
-PHRASE = "Stop.</think>"
-BLOCK = 32
-
 
 @pytest.fixture(scope="module")
-def run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    import pandas
-
-    folder = tmp_path_factory.mktemp("interruption")
-    make_thinking_model(folder / "model")
-    rows = pandas.read_parquet(tiny_assets / "test.parquet").to_dict("records")
-    val = [
-        {
-            **rows[0],
-            "prompt": [{"role": "user", "content": f"{100 + index}+1"}],
-            "agent_name": ["forced_interruption", "single_turn_agent"][index % 2],
-        }
-        for index in range(VAL_PROMPTS)
-    ]
-    pandas.DataFrame(val).to_parquet(folder / "val.parquet")
-    section = "++algorithm.scalerl.interruption"
-    return run_verl(
-        "interruption",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=forced_interruption",
-        f"{section}.thinking_budget=[{LOW},{HIGH}]",
-        f"{section}.answer_budget={ANSWER}",
-        f"{section}.val_thinking_budget=[{VAL_BUDGET},{VAL_BUDGET}]",
-        f"{section}.phrase='{PHRASE}'",
-        f"actor_rollout_ref.model.path={folder / 'model'}",
-        f"data.train_files={tiny_assets}/mixed.parquet",
-        f"data.val_files={folder}/val.parquet",
-        f"data.max_response_length={TOTAL}",
-        "actor_rollout_ref.rollout.max_model_len=128",
-        f"+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size={BLOCK}",
-        f"actor_rollout_ref.rollout.val_kwargs.n={VAL_RESPONSES}",
-        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
-        "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
-        "trainer.val_before_train=True",
-        f"trainer.validation_data_dir={folder / 'validation'}",
-        f"trainer.rollout_data_dir={folder / 'rollouts'}",
-        f"trainer.total_training_steps={STEPS}",
-        folder=folder,
-    )
+def run(interrupting_run: VerlRun) -> VerlRun:
+    return interrupting_run
 
 
 def texts(run: VerlRun, kind: str, step: int) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,17 +254,6 @@ def test_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
         cli.main(["docter"])
     assert error.value.code == 2
     assert "doctor" in capsys.readouterr().err
-
-
-@pytest.mark.e2e
-def test_every_kind_of_process_loads_the_plugin_and_is_patched() -> None:
-    command = [sys.executable, "-m", "scalerl_verl.cli", "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    for title in ("driver", "Ray worker", "vLLM process"):
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{title}:")]
-        active, due = line.rsplit(" ", 1)[1].split("/")
-        assert active == due != "0"
 
 
 @pytest.mark.parametrize(("version", "whose"), [("0.24.0", "ours"), ("0.25.1", "ours"), ("0.28.0", "vLLM's own")])

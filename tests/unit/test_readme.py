@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated parts of README.md and docs/ are those of the recorded rows, the table of symbols and the presets."""
+"""Generated parts of README.md, docs/ and patches/ are those of the recorded rows, the code and the diffs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def test_files_named_in_the_readme_exist() -> None:
         "docs/planning.md",
         "recipes/ablation/sweep.py",
         "benchmarks/bench_quickstart.py",
+        "docs/reference.md",
+        "docs/troubleshooting.md",
     ):
         assert name in text
         assert (REPO / name).is_file(), name

@@ -234,6 +234,30 @@ def test_only_the_last_chunk_s_logits_wait_for_backward(
     assert not logp.requires_grad
 
 
+def test_kept_logits_of_masked_tokens_cost_no_pass(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last tokens of a padded batch have no gradient: their logits waited, and are dropped as they are."""
+    passed: list[int] = []
+    row_gradient = chunked_module._row_gradient
+
+    def counted(logits: torch.Tensor, *arguments: object) -> torch.Tensor:
+        passed.append(len(logits))
+        return row_gradient(logits, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(chunked_module, "_row_gradient", counted)
+    case = make_case(50, 32, 301, torch.float32, device)
+    case.grad_logp[30:] = 0
+    got = run(case, "chunked", with_entropy=False, chunk_rows=20)
+    assert passed == [10, 20]
+    passed.clear()
+    case.grad_logp[-1] = 1
+    run(case, "chunked", with_entropy=False, chunk_rows=20)
+    assert passed == [20, 10, 20], "the kept chunk first"
+    case.grad_logp[-1] = 0
+    for value, expected in zip(got[2:], run(case, "naive", with_entropy=False)[2:], strict=True):
+        assert relative_error(value, expected) <= GRADIENT_TOLERANCE[torch.float32]
+    assert not got[2][30:].any()
+
+
 def test_autocast_has_no_effect(device: str) -> None:
     case = make_case(40, 64, 301, torch.float32, device)
     plain = run(case, "chunked")

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalerl_verl.pipeline.versions import VersionLog, count_by_age, join_runs, oldest_version, truncate_runs
+from scalerl_verl.pipeline.versions import (
+    VersionLog,
+    count_by_age,
+    join_runs,
+    merge_runs,
+    oldest_version,
+    truncate_runs,
+)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=12))
@@ -52,6 +59,17 @@ def test_weights_only_get_newer() -> None:
         VersionLog(4).update(4, {})
     with pytest.raises(ValueError, match="only get newer"):
         join_runs([(2, 1)], [(1, 1)])
+    with pytest.raises(ValueError, match="only get newer"):
+        join_runs([(2, 1)], [(1, 0)])
+    with pytest.raises(ValueError, match="cannot be negative"):
+        join_runs([(2, -1)])
+
+
+def test_merging_takes_versions_as_they_come_and_joining_gives_the_same_where_they_rise() -> None:
+    assert merge_runs([[2, 1], [2, 0]], [[1, 0]], [[2, 3], [1, 4]]) == [(2, 4), (1, 4)]
+    assert merge_runs() == merge_runs([], [(3, 0)]) == []
+    parts = ([(1, 2), (2, 3)], [(2, 0), (2, 4)], [(5, 1)])
+    assert merge_runs(*parts) == join_runs(*parts) == join_runs(*(iter(part) for part in parts))
 
 
 def test_dropped_request_is_forgotten() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's table of pieces left out of the recipe: what it says to add composes and leaves out that piece alone."""
+"""The table of pieces left out of the recipe: what it says to add composes and leaves out that piece alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from scalerl_verl.plugins.config_checks import find_problems
 from tests.unit.plugins.composed import compose_config
 
-README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
-TABLE = README.split("One piece left out of `recipe`")[1].split("| preset |")[0]
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "adopt.md").read_text()
+TABLE = PAGE.split("One piece left out of `recipe`")[1].split("\n## ")[0]
 ROWS = {name: shlex.split(line) for name, line in re.findall(r"^\| (.+?) \| `(.+)` \|$", TABLE, re.MULTILINE)}
 TELLTALES = {
     "the loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
@@ -32,7 +32,7 @@ def test_every_piece_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("name", TELLTALES)
-def test_what_the_readme_says_leaves_that_piece_out_and_no_other(name: str) -> None:
+def test_what_the_page_says_leaves_that_piece_out_and_no_other(name: str) -> None:
     recipe, config = compose_config("+scalerl=recipe"), compose_config("+scalerl=recipe", *ROWS[name])
     assert find_problems(config) == []
     changed = {

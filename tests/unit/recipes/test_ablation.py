@@ -33,7 +33,7 @@ NAMES = {
     "forced interruption": "forced_interruption",
     "the FP32 head": "fp32_head",
 }
-"""Row of the README's table -> run of the group leave_one_out; the eighth piece, PipelineRL, is no part of `recipe`."""
+"""Row of the table in docs/adopt.md -> run of leave_one_out; the eighth piece, PipelineRL, is no part of `recipe`."""
 
 
 @pytest.fixture(scope="module")

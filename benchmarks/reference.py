@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/reference.md and docs/symbols.md, from the code: presets, keys, metrics, commands, symbols."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scalerl_verl import metrics
+from scalerl_verl.cli import build_parser
+from scalerl_verl.curriculum import ResamplingRules
+from scalerl_verl.pipeline.settings import OffPolicySettings, PipelineSettings
+from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
+from scalerl_verl.rollout.budgets import InterruptionSettings
+from scalerl_verl.rollout.length_penalty import LengthPenalty
+from scalerl_verl.rollout.lengths import AlarmSettings
+from scalerl_verl.upstream import activation
+from scalerl_verl.upstream.table import SYMBOLS
+
+PRESETS = Path(metrics.__file__).parent / "configs" / "scalerl"
+SECTIONS: dict[str, Any] = {
+    "algorithm.scalerl": AlgorithmSettings,
+    "algorithm.scalerl.interruption": InterruptionSettings,
+    "algorithm.scalerl.truncation_alarm": AlarmSettings,
+    "algorithm.scalerl.reward_shaping.length_penalty": LengthPenalty,
+    "actor_rollout_ref.actor.policy_loss": PolicyLossSettings,
+    "data.sampler": ResamplingRules,
+    "trainer.v1.pipeline_rl": PipelineSettings,
+    "trainer.v1.ppo_off_policy": OffPolicySettings,
+}
+"""Section of the config -> the class that reads it, whose docstring describes every key."""
+FILLED_IN = {"data.sampler.min_prompts": "one batch"}
+"""Keys whose default is another one in a run than in the class."""
+OTHER_KEYS = {
+    "data.sampler.log_file": (
+        "`curriculum.jsonl` beside the checkpoints",
+        "list of what was dropped, when and why",
+    ),
+    "trainer.v1.sampler.sampler_kwargs.poll_interval_s": (
+        "2.0 (verl's)",
+        "seconds between looks into verl's replay buffer, any trainer mode",
+    ),
+    "algorithm.scalerl.reward_shaping.exclude_truncated": (
+        "absent",
+        "`{}` leaves truncated responses out of the loss, of every denominator and of their group's mean",
+    ),
+}
+"""Keys that no class of ours holds -> (default, meaning)."""
+ENVIRONMENT = {
+    activation.PLATFORM_ENV: "`cpu`: verl's whole loop on the CPU",
+    activation.STATUS_DIR_ENV: "folder for a file a process, which `scalerl doctor --run-dir` reads",
+    activation.SYNC_TIMEOUT_ENV: "seconds of silence in a weight update of verl's trainers after which the run ends "
+    "(default 600)",
+    activation.ALLOW_UNKNOWN_ENV: "`1`: patch a symbol whose source is not a known one, at your own risk",
+    activation.ACTIVE_ENV: "`1` in every process of a run whose start-up check passed; set by the driver, not by you",
+}
+
+
+def plain(text: str) -> str:
+    """A docstring's text in one line of Markdown that a table can hold."""
+    return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+
+
+def argument_texts(cls: Any) -> dict[str, str]:
+    """Argument -> its description in the docstring of a class.
+
+    Raises:
+        ValueError: a field of the class is not described.
+    """
+    lines = inspect.cleandoc(cls.__doc__ or "").splitlines()
+    begin = lines.index("Args:") + 1
+    block = textwrap.dedent("\n".join(line for line in lines[begin:] if not line or line.startswith(" ")))
+    found = {name: plain(text) for name, text in re.findall(r"^(\w+): (.*(?:\n +.*)*)", block, re.MULTILINE)}
+    missing = [field.name for field in dataclasses.fields(cls) if field.name not in found]
+    if missing:
+        raise ValueError(f"{cls.__name__}: {', '.join(missing)} stand in no Args: of its docstring")
+    return found
+
+
+def keys_table() -> str:
+    """Every config key of ours: default and meaning."""
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    rows = {}
+    for section, cls in SECTIONS.items():
+        texts = argument_texts(cls)
+        for field in dataclasses.fields(cls):
+            path = f"{section}.{field.name}"
+            default = FILLED_IN.get(path, f"`{'null' if field.default is None else field.default}`")
+            rows[path] = (default, texts[field.name])
+    for path, (default, text) in sorted({**rows, **OTHER_KEYS}.items()):
+        lines.append(f"| `{path}` | {plain(default)} | {text} |")
+    return "\n".join(lines)
+
+
+def preset_text(path: Path) -> str:
+    """The comment at the head of a preset."""
+    comments = []
+    for line in path.read_text().splitlines()[1:]:
+        if not line.startswith("#"):
+            break
+        comments.append(line.removeprefix("#").strip())
+    return plain(" ".join(comments))
+
+
+def leaves(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Path -> value of every leaf of a preset's own part."""
+    if isinstance(node, dict) and node:
+        found: dict[str, Any] = {}
+        for key, value in node.items():
+            found |= leaves(value, f"{prefix}{key}.")
+        return found
+    return {prefix.removesuffix("."): node}
+
+
+def presets_table() -> str:
+    """One line a preset: what it is, and the presets it stands on."""
+    lines = ["| preset | what | built on |", "|---|---|---|"]
+    for path in sorted(PRESETS.glob("*.yaml")):
+        content = yaml.safe_load(path.read_text())
+        parents = ", ".join(f"`{name}`" for name in content.get("defaults", []) if name != "_self_")
+        lines.append(f"| `{path.stem}` | {preset_text(path)} | {parents} |")
+    return "\n".join(lines)
+
+
+def preset_keys_table() -> str:
+    """Every key that a preset sets itself; what it is built on comes on top."""
+    lines = ["| preset | key | value |", "|---|---|---|"]
+    for path in sorted(PRESETS.glob("*.yaml")):
+        content = yaml.safe_load(path.read_text())
+        content.pop("defaults", None)
+        for key, value in leaves(content).items():
+            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+            lines.append(f"| `{path.stem}` | `{key}` | `{plain(str(shown))}` |")
+    return "\n".join(line for line in lines if "| `` |" not in line)
+
+
+def metrics_table() -> str:
+    """Every metric of ours."""
+    lines = ["| metric `scalerl/...` | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in metrics.METRICS.items()]
+    return "\n".join(lines)
+
+
+def environment_table() -> str:
+    """Every environment variable of ours."""
+    known = {value for name, value in vars(activation).items() if name.endswith("_ENV") and isinstance(value, str)}
+    if known != set(ENVIRONMENT):
+        raise ValueError(f"ENVIRONMENT of benchmarks/reference.py and activation.py differ: {known ^ set(ENVIRONMENT)}")
+    return "\n".join(
+        ["| variable | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in ENVIRONMENT.items())]
+    )
+
+
+def commands_table() -> str:
+    """Every sub-command of ``scalerl`` with its options."""
+    (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    helps = {choice.dest: choice.help for choice in commands._choices_actions}
+    lines = ["| command | what | options |", "|---|---|---|"]
+    for name, parser in commands.choices.items():
+        options = ", ".join(
+            f"`{a.option_strings[-1]}`" for a in parser._actions if a.option_strings and a.dest != "help"
+        )
+        lines.append(f"| `scalerl {name}` | {plain(helps[name] or '')} | {options} |")
+    return "\n".join(lines)
+
+
+def errors_table() -> str:
+    """Every error that this package raises on purpose."""
+    from scalerl_verl import errors
+
+    tree = ast.parse(inspect.getsource(errors))
+    lines = ["| error | meaning |", "|---|---|"]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name != "ScaleRLError":
+            lines.append(f"| `{node.name}` | {plain(ast.get_docstring(node) or '')} |")
+    return "\n".join(lines)
+
+
+def symbols_table() -> str:
+    """Every upstream symbol we touch."""
+    lines = ["| symbol | how | when | why | goes when |", "|---|---|---|---|---|"]
+    for spec in SYMBOLS:
+        lines.append(f"| `{spec.module}.{spec.target}` | {spec.kind} | {spec.when} | {spec.why} | {spec.removal} |")
+    return "\n".join(lines)
+
+
+def symbols_summary() -> str:
+    """How many symbols are touched, and when."""
+    lines = ["| when | verl | vLLM | what that means |", "|---|---|---|---|"]
+    meaning = {
+        "always": "in every process; passes everything of others through",
+        "named": "only in runs that use one of our names",
+        "cpu": "only with `VERL_PLATFORM=cpu`",
+    }
+    for when, text in meaning.items():
+        counts = [sum(s.when == when and s.distribution == name for s in SYMBOLS) for name in ("verl", "vllm")]
+        lines.append(f"| `{when}` | {counts[0]} | {counts[1]} | {text} |")
+    return "\n".join(lines)

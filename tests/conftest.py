@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of every test process and of what it starts."""
+
+import os
+
+# Small tensors on one core a process: threads that wait for each other cost more than they compute, and many times that
+# where the cores are shared with another worker of pytest.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+RUNS_ARE_IN = ("e2e", "faults")
+"""Folders of the tests that start runs: tests/run.sh looks for them nowhere else."""
+LONG = ("test_patches.py", "test_engine_gradients.py", "test_plugin_load_failure.py", "test_symbols.py")
+"""Files that take longest, the slowest first: two workers end together if these begin."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files first, the others in their order.
+
+    Raises:
+        UsageError: a test that starts a run lies where tests/run.sh does not look.
+    """
+    for item in items:
+        starts_run = item.get_closest_marker("e2e") and not item.get_closest_marker("gpu")
+        if starts_run and not set(RUNS_ARE_IN) & set(item.path.parts):
+            raise pytest.UsageError(f"{item.nodeid} is marked e2e: put it below tests/e2e or tests/faults")
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site builds strictly, without a network for us or for its readers, and says what the code says."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import scalerl_verl
+from scalerl_verl import metrics
+from scalerl_verl.plugins import curriculum_settings, names
+from tests.recipe_modules import REPO
+
+DOCS = REPO / "docs"
+PACKAGE = Path(scalerl_verl.__file__).parent
+NO_NETWORK = """import socket
+def refuse(*_, **__):
+    raise OSError("no network in this test")
+socket.socket.connect = refuse
+"""
+
+
+class Resources(HTMLParser):
+    """Addresses a browser would fetch by itself: not those of links that a reader may follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source", "embed"):
+            self.found.append(given.get("src") or "")
+        if tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
+            self.found.append(given.get("href") or "")
+
+
+def build(docs: Path, folder: Path) -> Path:
+    """The site of a docs folder, made where no connection can be opened."""
+    (folder / "sitecustomize.py").write_text(NO_NETWORK)
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    command = ["-m", "mkdocs", "build", "--strict", "--config-file", str(docs / "mkdocs" / "mkdocs.yml")]
+    command += ["--site-dir", str(folder / "html")]
+    environment = {**os.environ, "PYTHONPATH": path, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(DOCS, tmp_path_factory.mktemp("site"))
+
+
+def test_site_builds_without_a_warning(site: Path) -> None:
+    pages = {path.stem for path in DOCS.glob("*.md")}
+    assert {path.stem for path in site.glob("*.html")} == pages | {"404"}
+    assert (site / "search" / "search_index.json").is_file()
+    assert not (site / "mkdocs").exists(), "what builds the site is no part of it"
+
+
+def test_readers_fetch_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.glob("*.html"):
+        parser = Resources()
+        parser.feed(page.read_text())
+        assert parser.found
+        elsewhere = [url for url in parser.found if re.match(r"(https?:)?//", url)]
+        assert not elsewhere, f"{page.name} fetches {elsewhere}"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text()), sheet.name
+
+
+def test_every_page_is_in_the_navigation(site: Path) -> None:
+    index = (site / "index.html").read_text()
+    assert [path.stem for path in DOCS.glob("*.md") if f'href="{path.stem}.html"' not in index] in ([], ["index"])
+
+
+def test_recorded_page_takes_its_place_once_it_is_there(tmp_path: Path) -> None:
+    docs = shutil.copytree(DOCS, tmp_path / "docs")
+    (docs / "evidence.md").write_text("# Evidence\n")
+    (tmp_path / "out").mkdir()
+    index = (build(docs, tmp_path / "out") / "index.html").read_text()
+    assert index.index('href="troubleshooting.html"') < index.index('href="evidence.html"')
+
+
+def test_link_of_the_readme_leads_somewhere() -> None:
+    text = (REPO / "README.md").read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(#[^)]*)?\)", text)
+    assert len(links) > 10
+    assert [name for name, _ in links if not (REPO / name).exists()] == []
+    headings = {
+        path.name: {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines}
+        for path in DOCS.glob("*.md")
+        for lines in [[line for line in path.read_text().splitlines() if line.startswith("#")]]
+    }
+    for name, anchor in links:
+        assert not anchor or anchor[1:] in headings[Path(name).name], name + anchor
+
+
+def texts_of(tree: ast.AST) -> list[str]:
+    """String constants of a module, those of an f-string joined with a mark for what is filled in."""
+    found, inner = [], set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inner |= {id(value) for value in node.values}
+            found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            found.append(node.value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """Every text of the package, the list of metrics left out."""
+    paths = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "metrics.py"]
+    return [text for path in paths for text in texts_of(ast.parse(path.read_text()))]
+
+
+def test_troubleshooting_quotes_what_the_plugin_says(said: list[str]) -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    quotes = re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", page)
+    assert len(quotes) > 30
+    for quote in quotes:
+        if quote == "italics":  # explains itself
+            continue
+        for part in quote.split("…"):
+            assert any(part.strip() in text for text in said), f"nobody says {part!r}"
+
+
+def test_troubleshooting_names_keys_and_metrics_that_exist() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    logged = [name for name in re.findall(r"`(scalerl/\w+/[\w/]+)`", page)]
+    assert len(logged) >= 4 and metrics.undocumented(logged) == []
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    for key in re.findall(r"`(SCALERL_VERL_\w+|--[\w-]+)`", page):
+        assert f'"{key}"' in source, key
+
+
+def test_every_metric_in_the_code_is_documented(said: list[str]) -> None:
+    """Names written out; those put together from parts are seen by the end-to-end tests."""
+    literal = {text for text in said if re.fullmatch(r"scalerl/[a-z]+/\w+", text)}
+    assert len(literal) > 40
+    known = [f"scalerl/{name}" for name in metrics.METRICS]
+    beginnings = {text for text in literal if any(name.startswith(f"{text}_") for name in known)}
+    assert metrics.undocumented(literal - beginnings) == []
+
+
+def test_every_documented_metric_is_in_the_code(said: list[str]) -> None:
+    """Its last part is written somewhere, or is that of an f-string, or a field that is logged under its own name."""
+    words = set(re.findall(r"\w+", " ".join(said)))
+    fields = {word for path in PACKAGE.rglob("*.py") for word in re.findall(r"^    (\w+): ", path.read_text(), re.M)}
+    filled = [re.compile(re.escape(text).replace("\0", r"\w+")) for text in said if "\0" in text and len(text) > 5]
+    for name in metrics.METRICS:
+        name = re.sub(r"<\w+>", "0", name)  # as a run would fill it in
+        last = name.split("/")[-1]
+        made = any(
+            pattern.fullmatch(part) for pattern in filled for part in (last, name.partition("/")[2], f"scalerl/{name}")
+        )
+        joined = re.sub(r"_(mean|max)$", "", last) in words  # two metrics of one prefix
+        assert last in words or last in fields or made or joined, name
+
+
+def test_every_name_is_on_the_page_with_its_place() -> None:
+    page = (DOCS / "reference.md").read_text()
+    table = page[page.index("## Names") : page.index("## Keys")]
+    for path, values in names._VALUES.items():
+        for value in values - {"float"}:  # vLLM's other word for float32, which a check refuses
+            assert f"`{value}`" in table, f"{path}={value}"
+    keys = page[page.index("## Keys") : page.index("## Presets")]
+    for key in curriculum_settings._KEYS:
+        assert key == "class_path" or f"`data.sampler.{key}`" in keys
+    for key in names.OWN_KEYS:
+        assert f"`algorithm.scalerl.{key}`" in keys
