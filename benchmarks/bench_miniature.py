@@ -7,7 +7,8 @@ python benchmarks/bench_miniature.py --list
 No verl trainer, no vLLM: one process, sampling and training by the same network (benchmarks/miniature_*.py). Presets
 are composed as verl composes them, and advantages, weights and losses are the functions that verl would call. Prompts
 are the quickstart's; --warm holds a folder a seed, as recipes/quickstart/prepare.py writes them. Writes
-OUT/<recipe>.seed<N>.jsonl, which `scalerl fit --x tokens` reads.
+OUT/<recipe>.seed<N>.jsonl, which `scalerl fit --x tokens` reads. --record OUT puts them into benchmarks/results, and
+--curves DIR writes those again as CSV for `scalerl fit` and `scalerl compare`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ import sys
 import time
 from pathlib import Path
 
-from rows import REPO
+from rows import REPO, append_rows, describe_gpu, read_rows, run_facts
 
-sys.path[:0] = [str(REPO), str(REPO / "recipes" / "quickstart")]
-
-PIECES = ["actor_rollout_ref.model.use_fused_kernels=False"]
+BENCH = "miniature"
 INTERRUPTION = (
     "++algorithm.scalerl.interruption.thinking_budget=[36,40]",
     "++algorithm.scalerl.interruption.answer_budget=6",
@@ -65,10 +64,20 @@ def main() -> int:
     parser.add_argument("--chunk-tokens", type=int, default=300_000)
     parser.add_argument("--suffix", default="", help="of the names of results")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which a recipe is ended")
+    parser.add_argument("--record", type=Path, help="folder of finished runs whose rows are appended to the results")
+    parser.add_argument("--curves", type=Path, help="write the recorded curves there, as CSV")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(RECIPES))
         return 0
+    if arguments.record:
+        print(append_rows(BENCH, recorded_rows(arguments.record)))
+        return 0
+    if arguments.curves:
+        write_curves(arguments.curves)
+        return 0
+    if not (arguments.warm and arguments.out):
+        parser.error("--warm and --out are needed")
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in arguments.recipe or RECIPES:
         run(name, arguments)
@@ -77,6 +86,7 @@ def main() -> int:
 
 def run(name: str, arguments: argparse.Namespace) -> None:
     """All seeds of one recipe."""
+    sys.path[:0] = [str(REPO), str(REPO / "recipes" / "quickstart")]
     import torch
     from miniature_model import StackedModels
     from miniature_recipe import make_recipe
@@ -110,6 +120,11 @@ def run(name: str, arguments: argparse.Namespace) -> None:
         arguments.chunk_tokens,
         seeds,
     )
+    facts = run_facts(f"{name}{arguments.suffix}") | (describe_gpu() if arguments.device == "cuda" else {})
+    case = {"size": arguments.warm.name, "k": arguments.k, "train_problems": arguments.train_problems}
+    case |= {"test_problems": arguments.test_problems, "lr": trainer.lr}
+    stored = json.dumps({"impl": name, "case": case, "facts": facts})
+    (arguments.out / f"{name}{arguments.suffix}.facts.json").write_text(stored)
     files = [(arguments.out / f"{name}{arguments.suffix}.seed{s}.jsonl").open("w") for s in seeds]
     began = time.time()
     for lines in trainer.run(arguments.updates, arguments.validate_every):
@@ -120,6 +135,47 @@ def run(name: str, arguments: argparse.Namespace) -> None:
         print(f"{name}{arguments.suffix} {trainer.updates} {time.time() - began:.0f}s {rates}", flush=True)
         if time.time() - began > arguments.seconds:
             break
+
+
+POINTS = {
+    "updates": "scalerl/compute/steps",
+    "tokens": "scalerl/compute/generated_tokens",
+    "pass_rate": "scalerl/validation/pass_rate",
+    "stderr": "scalerl/validation/stderr",
+    "prompts": "scalerl/data/prompts_sum",
+    "kept_fraction": "scalerl/data/kept_fraction",
+    "dropped": "scalerl/data/curriculum_dropped",
+}
+
+
+def recorded_rows(folder: Path) -> list[dict]:
+    """A row a run, its curve under ``points``."""
+    rows = []
+    for path in sorted(folder.glob("*.facts.json")):
+        stored = json.loads(path.read_text())
+        stem = path.name.removesuffix(".facts.json")
+        for curve in sorted(folder.glob(f"{stem}.seed*.jsonl")):
+            lines = [json.loads(line)["data"] for line in curve.read_text().splitlines()]
+            points = {name: [_rounded(data.get(key)) for data in lines] for name, key in POINTS.items()}
+            case = {**stored["case"], "seed": int(curve.stem.rpartition("seed")[2])}
+            row = {"impl": stored["impl"], "metric": "curve", "unit": "pass rate", "case": case, "points": points}
+            rows.append({**stored["facts"], **row})
+    return rows
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def write_curves(folder: Path) -> None:
+    """``SIZE.kK/RECIPE.seedN.csv`` of every recorded run, without its first point, which cost nothing."""
+    for row in read_rows(BENCH):
+        case, points = row["case"], row["points"]
+        target = folder / f"{case['size']}.k{case['k']}" / f"{row['impl']}.seed{case['seed']}.csv"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lines = zip(points["tokens"], points["pass_rate"], points["stderr"], strict=True)
+        text = "".join(f"{tokens},{score},{error}\n" for tokens, score, error in lines if tokens > 0)
+        target.write_text("compute,score,stderr\n" + text)
 
 
 if __name__ == "__main__":

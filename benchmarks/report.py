@@ -3,6 +3,7 @@
 
 python benchmarks/report.py           rewrite them
 python benchmarks/report.py --check   exit 1 if one is out of date
+python benchmarks/miniature_table.py  draw docs/evidence.png anew
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import baselines
+import evidence_table
+import miniature_table
 from pipeline_table import pipeline_table
 from rows import REPO, read_rows
 
@@ -183,12 +186,20 @@ Parts = dict[str, Callable[[], str]]
 FILES: dict[str, Parts] = {
     "README.md": {
         "quickstart": quickstart_table,
+        "miniature": miniature_table.comparison_table,
         "advantage": advantage_table,
         "fp32-head": fp32_head_table,
         "vllm-head": vllm_head_table,
         "symbols": symbols_table,
     },
     "docs/scaling.md": {"fit": fit_table},
+    "docs/evidence.md": {
+        "fits": miniature_table.fits_table,
+        "kept": miniature_table.kept_table,
+        "larger": miniature_table.larger_table,
+        "mismatch": evidence_table.mismatch_table,
+        "off-policy": evidence_table.off_policy_table,
+    },
     "docs/pipeline.md": {"pipeline": pipeline_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},
 }

@@ -38,7 +38,7 @@ class TrainerSetup:
         defer_sync: whether gradients stay unsharded until the last micro-batch.
         cpu_offload: whether weights, gradients and optimizer state live on the host (FSDP2's offload_policy).
         bucket_bytes: of one buffer of the weight transfer; two exist where weights go to other GPUs.
-        padded_length: of the longest sequence where a micro-batch is padded (``use_remove_padding=False``); 0 if packed.
+        padded_length: longest sequence of a padded micro-batch (``use_remove_padding=False``); 0: packed.
     """
 
     num_shards: int
@@ -102,8 +102,8 @@ def layer_activation_bytes(shape: ModelShape, mixture: bool, compute_bytes: int)
 def padding_bytes(shape: ModelShape, padded_length: int, compute_bytes: int) -> int:
     """Bytes of one layer for each token on top of `layer_activation_bytes` where sequences are padded.
 
-    A mask makes transformers repeat grouped keys and values for every query head, and PyTorch turn the mask into numbers
-    anew in every layer, which backward needs: a row of the longest sequence's length a token.
+    A mask makes transformers repeat grouped keys and values for every query head, and PyTorch turn the mask into
+    numbers anew in every layer, which backward needs: a row of the longest sequence's length a token.
     """
     return compute_bytes * (2 * (shape.q_size - shape.kv_size) + padded_length) if padded_length else 0
 

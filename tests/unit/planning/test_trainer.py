@@ -115,7 +115,7 @@ def test_settings_move_their_own_part_only(shape: ModelShape) -> None:
 
 @pytest.mark.parametrize("row", PLANNED, ids=lambda row: row["run_id"])
 def test_plan_of_a_trainer_is_the_peak_that_a_real_run_allocated(row: dict[str, Any]) -> None:
-    """At the longest batch that the run had, within 2%: workspaces are not counted. At the declared lengths, above it."""
+    """At the longest batch that the run had within 2% (workspaces are not counted); at declared lengths above it."""
     case = row["case"]
     shape = from_config(case["model"], "recorded")
 
