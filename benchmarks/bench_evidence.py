@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cpu_seconds import cpu_by_step
 from rows import append_rows, describe_gpu, run_facts
 
 BENCH = "evidence"
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, required=True, help="that the run was to have")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--gpu", action="store_true", help="note this host's GPU instead of its processor")
+    parser.add_argument("--cpu-samples", type=Path, help="of benchmarks/cpu_seconds.py while they ran")
     parser.add_argument("--note", default="", help="what else a reader must know")
     arguments = parser.parse_args()
     facts = run_facts(arguments.name) | (describe_gpu() if arguments.gpu else {})
@@ -69,6 +71,10 @@ def main() -> int:
         row_of(arguments.name, path, facts, {"seed": seed, "steps": arguments.steps})
         for seed, path in enumerate(arguments.metrics, arguments.seed)
     ]
+    if arguments.cpu_samples:
+        for row, path in zip(rows, arguments.metrics, strict=True):
+            seconds = cpu_by_step(arguments.cpu_samples, str(path.parent))
+            row["points"]["cpu_s"] = [seconds.get(step) for step in row["points"]["step"]]
     append_rows(BENCH, rows)
     return 0
 

@@ -140,7 +140,7 @@ def sample_responses(
     Returns:
         N response texts without the special tokens.
     """
-    device = model.device
+    device = next(model.parameters()).device
     batch = tokenizer(list(prompts), return_tensors="pt", padding=True, add_special_tokens=False).to(device)
     mask_NT = batch["attention_mask"]
     positions_NT = (mask_NT.cumsum(1) - 1).clamp(min=0)
