@@ -43,12 +43,12 @@ POWER, LEVEL = 0.8, 0.95
 Runs = dict[str, dict[int, dict[str, Any]]]
 
 
-def read_runs(size: str, k: int) -> Runs:
-    """recipe -> seed -> points, of the newest recording of each run."""
+def read_runs(size: str, k: int, problems: int = 2048) -> Runs:
+    """recipe -> seed -> points, of the newest recording of each run on so many training problems."""
     runs: Runs = {}
     for row in read_rows("miniature"):
         case = row["case"]
-        if (case["size"], case["k"]) == (size, k):
+        if (case["size"], case["k"], case["train_problems"]) == (size, k, problems):
             runs.setdefault(row["impl"], {})[case["seed"]] = row["points"]
     return {name: runs[name] for name in sorted(runs, key=list(LABELS).index)}
 

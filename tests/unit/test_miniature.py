@@ -20,6 +20,7 @@ table = load_benchmark_module("miniature_table")
 StackedModels = load_benchmark_module("miniature_model").StackedModels
 
 
+BUDGET = "++algorithm.scalerl.interruption.thinking_budget=[10,12]"
 quickstart.SIZES["tests"] = quickstart.Size(32, 64, 2, 2, 16)
 
 
@@ -128,7 +129,9 @@ def test_loss_does_not_depend_on_chunks(name: str) -> None:
 
 def test_dynamic_sampling_counts_what_it_passed_over(tokenizer, models) -> None:
     """A batch of prompts with mixed rewards only, and the tokens of the others are paid for."""
-    recipe = recipes.make_recipe("dapo", ["dapo"], ("data.train_batch_size=8", "actor_rollout_ref.rollout.n=4"), 1)
+    recipe = recipes.make_recipe(
+        "dapo", ["dapo"], ("data.train_batch_size=8", "actor_rollout_ref.rollout.n=4", "data.max_response_length=8"), 1
+    )
     prompts = [train.Problem(tuple(row), "9") for row in _prompts(tokenizer)[0]] * 8
     flips = iter(np.random.default_rng(0).random(100_000) < 0.2)
     trainer = train.Trainer(
@@ -151,8 +154,8 @@ def test_dynamic_sampling_counts_what_it_passed_over(tokenizer, models) -> None:
 
 def test_a_recipe_learns(tokenizer, models) -> None:
     """Whatever a response says is right if it is short: the pass rate rises."""
-    sizes = ("data.train_batch_size=4", "actor_rollout_ref.rollout.n=8")
-    overrides = (*bench.INTERRUPTION, "actor_rollout_ref.actor.optim.lr=1e-2", *sizes)
+    sizes = ("data.train_batch_size=4", "actor_rollout_ref.rollout.n=8", "data.max_response_length=20")
+    overrides = (*bench.INTERRUPTION, BUDGET, "actor_rollout_ref.actor.optim.lr=1e-2", *sizes)
     recipe = recipes.make_recipe("scalerl", ["recipe"], overrides, 2)
     prompts = [train.Problem(tuple(row), "") for row in _prompts(tokenizer)[0]] * 8
     trainer = train.Trainer(
