@@ -3,6 +3,7 @@
 
 python benchmarks/report.py           rewrite them
 python benchmarks/report.py --check   exit 1 if one is out of date
+python benchmarks/miniature_table.py  draw docs/evidence.png anew
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import baselines
 import command_table
+import evidence_table
+import miniature_table
 import patch_table
 import reference
 from pipeline_table import pipeline_table, weight_update_table
@@ -176,6 +179,7 @@ Parts = dict[str, Callable[[], str]]
 FILES: dict[str, Parts] = {
     "README.md": {
         "quickstart": quickstart_table,
+        "miniature": miniature_table.comparison_table,
         "symbols-summary": reference.symbols_summary,
     },
     "docs/costs.md": {"advantage": advantage_table, "fp32-head": fp32_head_table, "vllm-head": vllm_head_table},
@@ -193,6 +197,13 @@ FILES: dict[str, Parts] = {
     "docs/upstream-a-patch.md": {"patches": patch_table.patch_table},
     "patches/README.md": {"patches": patch_table.patch_table, "files": patch_table.files_table},
     "docs/scaling.md": {"fit": fit_table},
+    "docs/evidence.md": {
+        "fits": miniature_table.fits_table,
+        "kept": miniature_table.kept_table,
+        "larger": miniature_table.larger_table,
+        "mismatch": evidence_table.mismatch_table,
+        "off-policy": evidence_table.off_policy_table,
+    },
     "docs/pipeline.md": {"pipeline": pipeline_table, "weight_update": weight_update_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},
 }

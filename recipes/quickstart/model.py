@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart's model: a character tokenizer and a Qwen3-shaped network of about 0.34 million parameters.
+"""The quickstart's model: a character tokenizer and a Qwen3-shaped network of 0.34 million parameters, or a larger one.
 
 Both are ordinary Hugging Face objects: saved with `save_pretrained`, they load in verl, vLLM and transformers by path.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -18,6 +19,26 @@ MARKERS = (USER, ASSISTANT, THINK_START, THINK_END)
 # Printable ASCII and the line feed: more than sums need, so that a phrase injected into a response can be written too.
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 MAX_POSITIONS = 512
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width of the network, of its feed-forward part, its layers, and heads of a width."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    head_dim: int
+
+
+SIZES = {
+    "0.3M": Size(96, 256, 3, 3, 32),
+    "3M": Size(256, 768, 4, 4, 64),
+    "11M": Size(384, 1152, 6, 6, 64),
+    "27M": Size(512, 1536, 8, 8, 64),
+}
+"""By the number of their parameters."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -54,20 +75,21 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Return a freshly initialised model in float32; seed torch beforehand."""
+def build_model(tokenizer: PreTrainedTokenizerFast, size: str = "0.3M") -> Qwen3ForCausalLM:
+    """Return a freshly initialised model of one of `SIZES` in float32; seed torch beforehand."""
+    shape = SIZES[size]
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=96,
-        num_hidden_layers=3,
-        intermediate_size=256,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        head_dim=32,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        intermediate_size=shape.intermediate,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.head_dim,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
         # The usual .02 suits thousands of hidden units; with 96 of them it leaves the model untrainably flat.
-        initializer_range=0.1,
+        initializer_range=0.1 * (96 / shape.hidden) ** 0.5,
         attn_implementation="sdpa",
         dtype="float32",
         pad_token_id=tokenizer.pad_token_id,
@@ -118,14 +140,15 @@ def sample_responses(
     Returns:
         N response texts without the special tokens.
     """
-    batch = tokenizer(list(prompts), return_tensors="pt", padding=True, add_special_tokens=False)
+    device = next(model.parameters()).device
+    batch = tokenizer(list(prompts), return_tensors="pt", padding=True, add_special_tokens=False).to(device)
     mask_NT = batch["attention_mask"]
     positions_NT = (mask_NT.cumsum(1) - 1).clamp(min=0)
     tokens_NT = batch["input_ids"]
     num_prompts = len(prompts)
-    responses_NR = torch.full((num_prompts, max_new_tokens), tokenizer.pad_token_id)
-    rows_N = torch.arange(num_prompts)  # which prompts the rows still in flight belong to
-    generator = torch.Generator().manual_seed(seed)
+    responses_NR = torch.full((num_prompts, max_new_tokens), tokenizer.pad_token_id, device=device)
+    rows_N = torch.arange(num_prompts, device=device)  # which prompts the rows still in flight belong to
+    generator = torch.Generator(device).manual_seed(seed)
     was_training = model.training
     model.eval()
     cache = None

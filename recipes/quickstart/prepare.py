@@ -29,7 +29,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import torch
-from model import END, build_model, build_optimizers, build_tokenizer, format_prompt, sample_responses
+from model import END, SIZES, build_model, build_optimizers, build_tokenizer, format_prompt, sample_responses
 from task import FlawRates, Problem, grade, sample_problems, stream_problems, write_flawed_solution, write_solution
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -65,8 +65,12 @@ class Settings:
     sft_learning_rate: float = 1e-2
     demo_limit_tokens: int = 64
     flaws: FlawRates = dataclasses.field(default_factory=FlawRates)
+    size: str = "0.3M"
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise PreparationError(f"size={self.size!r} does not exist; give one of {', '.join(SIZES)}.")
         for name in ("num_train_problems", "num_eval_problems", "sft_steps"):
             if getattr(self, name) < 1:
                 raise PreparationError(f"{name}={getattr(self, name)} is too small; give 1 or more.")
@@ -131,7 +135,7 @@ def make_batches(
 def warm_start(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     """Return a model trained from scratch on demonstrations; deterministic for a seed and a thread count."""
     torch.manual_seed(settings.seed)
-    model = build_model(tokenizer).train()
+    model = build_model(tokenizer, settings.size).to(settings.device).train()
     optimizers = build_optimizers(model, settings.sft_learning_rate)
     num_perfect = round(settings.sft_perfect_fraction * settings.sft_steps)
     batches = itertools.chain(
@@ -143,6 +147,7 @@ def warm_start(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Qwen3F
         remaining = 1 - (step - 1) / settings.sft_steps
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = settings.sft_learning_rate * min(step / settings.sft_warmup_steps, max(remaining, 0.02))
+        tokens_BT, labels_BT = tokens_BT.to(settings.device), labels_BT.to(settings.device)
         logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(
             logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100
@@ -273,6 +278,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--train-problems", type=int, default=defaults.num_train_problems)
     parser.add_argument("--eval-problems", type=int, default=defaults.num_eval_problems)
     parser.add_argument("--sft-steps", type=int, default=defaults.sft_steps, help="supervised steps of the warm start")
+    parser.add_argument("--sft-learning-rate", type=float, default=defaults.sft_learning_rate)
+    parser.add_argument("--size", default=defaults.size, help=f"of the model: {', '.join(SIZES)}")
+    parser.add_argument("--device", default=defaults.device, help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="prepare again even if the result is there")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     options = parser.parse_args(arguments)
@@ -280,7 +288,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     try:
-        settings = Settings(options.seed, options.train_problems, options.eval_problems, sft_steps=options.sft_steps)
+        settings = Settings(
+            options.seed,
+            options.train_problems,
+            options.eval_problems,
+            sft_steps=options.sft_steps,
+            sft_learning_rate=options.sft_learning_rate,
+            size=options.size,
+            device=options.device,
+        )
         started = time.perf_counter()
         fresh = prepare(settings, options.out, options.force)
     except ValueError as error:

@@ -120,7 +120,13 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
         keeps_old_log_probs=bool(select(config, "algorithm.rollout_correction.bypass_mode", False)),
         offloads_weights=bool(select(config, f"{_FSDP}.param_offload", False)),
         offloads_optimizer=bool(select(config, f"{_FSDP}.optimizer_offload", False)),
-        trainer=_trainer_setup(config, tokens, num_shards(trainer_gpus, fsdp_size), _bucket_bytes(config, mode)),
+        trainer=_trainer_setup(
+            config,
+            tokens,
+            max_prompt + max_response,
+            num_shards(trainer_gpus, fsdp_size),
+            _bucket_bytes(config, mode),
+        ),
         generator=_generator_setup(config, mode, gpu_gib * GIB, reserve_gib * GIB, max_model_len),
     )
 
@@ -163,7 +169,7 @@ def _bucket_bytes(config: DictConfig, mode: str) -> float:
     return float(megabytes * 2**20) if mode in SEPARATE else 0.0
 
 
-def _trainer_setup(config: DictConfig, tokens: int, shards: int, bucket: float) -> TrainerSetup:
+def _trainer_setup(config: DictConfig, tokens: int, longest: int, shards: int, bucket: float) -> TrainerSetup:
     mixed = f"{_FSDP}.mixed_precision"
     return TrainerSetup(
         num_shards=shards,
@@ -177,6 +183,7 @@ def _trainer_setup(config: DictConfig, tokens: int, shards: int, bucket: float) 
         defer_sync=bool(select(config, f"{_FSDP}.use_no_sync_for_gradient_accumulation", False)),
         cpu_offload=bool(select(config, f"{_FSDP}.offload_policy", False)),
         bucket_bytes=bucket,
+        padded_length=0 if select(config, f"{_MODEL}.use_remove_padding", True) else longest,
     )
 
 

@@ -38,6 +38,7 @@ class TrainerSetup:
         defer_sync: whether gradients stay unsharded until the last micro-batch.
         cpu_offload: whether weights, gradients and optimizer state live on the host (FSDP2's offload_policy).
         bucket_bytes: of one buffer of the weight transfer; two exist where weights go to other GPUs.
+        padded_length: longest sequence of a padded micro-batch (``use_remove_padding=False``); 0: packed.
     """
 
     num_shards: int
@@ -52,6 +53,7 @@ class TrainerSetup:
     defer_sync: bool = False
     cpu_offload: bool = False
     bucket_bytes: float = 0.0
+    padded_length: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,15 @@ def layer_activation_bytes(shape: ModelShape, mixture: bool, compute_bytes: int)
     return total + FP32 * shape.num_experts + k * (INDEX_BYTES + c + 2 * c * hidden + 4 * c * shape.expert_intermediate)
 
 
+def padding_bytes(shape: ModelShape, padded_length: int, compute_bytes: int) -> int:
+    """Bytes of one layer for each token on top of `layer_activation_bytes` where sequences are padded.
+
+    A mask makes transformers repeat grouped keys and values for every query head, and PyTorch turn the mask into
+    numbers anew in every layer, which backward needs: a row of the longest sequence's length a token.
+    """
+    return compute_bytes * (2 * (shape.q_size - shape.kv_size) + padded_length) if padded_length else 0
+
+
 def head_bytes(shape: ModelShape, tokens: int, compute_bytes: int, fused: bool) -> float:
     """Bytes of the output layer's forward and backward on top of its operands.
 
@@ -117,7 +128,8 @@ def trainer_memory(shape: ModelShape, setup: TrainerSetup) -> TrainerMemory:
     stored = 0.0 if setup.cpu_offload else setup.master_bytes * shape.num_params / setup.num_shards
     root, layer = shape.embedding_params + shape.hidden, shape.largest_layer_params
     kinds = [i < shape.num_mixture_layers for i in range(shape.num_layers)]
-    saved = [layer_activation_bytes(shape, mixture, c) * setup.tokens for mixture in kinds]
+    padding = padding_bytes(shape, setup.padded_length, c)
+    saved = [(layer_activation_bytes(shape, mixture, c) + padding) * setup.tokens for mixture in kinds]
     checkpoint = c * shape.hidden * setup.tokens
     activations = checkpoint * len(saved) if setup.checkpointing else sum(saved)
     # Two layers at once: the next is gathered while one computes.

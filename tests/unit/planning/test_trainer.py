@@ -25,6 +25,9 @@ RECORDED = [
 ]
 
 
+PLANNED = [json.loads(line) for line in RESULTS.with_name("plan.jsonl").read_text().splitlines()]
+
+
 def kept_bytes(config: dict[str, Any], tokens: int) -> float:
     """Bytes for each token that autograd keeps of a real decoder layer in bf16, weights and positions left out."""
     built = CONFIG_MAPPING[config["model_type"]](**{k: v for k, v in config.items() if k != "model_type"})
@@ -108,3 +111,25 @@ def test_settings_move_their_own_part_only(shape: ModelShape) -> None:
     assert trainer_memory(shape, replace(setup, master_bytes=2)).weights == base.weights / 2
     assert trainer_memory(shape, replace(setup, cpu_offload=True)).resident == 0
     assert trainer_memory(shape, replace(setup, fused_head=False)).head == 12 * 64 * 10
+
+
+@pytest.mark.parametrize("row", PLANNED, ids=lambda row: row["run_id"])
+def test_plan_of_a_trainer_is_the_peak_that_a_real_run_allocated(row: dict[str, Any]) -> None:
+    """At the longest batch that the run had within 2% (workspaces are not counted); at declared lengths above it."""
+    case = row["case"]
+    shape = from_config(case["model"], "recorded")
+
+    def peak(longest: int) -> float:
+        tokens = case["sequences"] * longest
+        setup = TrainerSetup(1, tokens, checkpointing=case["checkpointing"], padded_length=longest)
+        return trainer_memory(shape, setup).peak / GIB
+
+    assert peak(case["longest"]) == pytest.approx(row["p50"], rel=0.02)
+    assert peak(case["declared_longest"]) > row["p50"]
+
+
+def test_padding_costs_a_mask_and_repeated_keys_and_values(shape: ModelShape) -> None:
+    packed, padded = TrainerSetup(num_shards=1, tokens=64), TrainerSetup(num_shards=1, tokens=64, padded_length=16)
+    extra = 2 * (2 * (shape.q_size - shape.kv_size) + 16)
+    difference = trainer_memory(shape, padded).moments["layer"] - trainer_memory(shape, packed).moments["layer"]
+    assert difference == 64 * extra > 0

@@ -32,6 +32,14 @@ def tokenizer(request, saved):
     return saved[0] if request.param == "fresh" else AutoTokenizer.from_pretrained(saved[2])
 
 
+def test_sizes_are_what_they_are_called(model_module, saved):
+    for name in model_module.SIZES:
+        with torch.device("meta"):
+            model = model_module.build_model(saved[0], name)
+        millions = sum(weight.numel() for weight in model.parameters()) / 1e6
+        assert millions == pytest.approx(float(name.removesuffix("M")), rel=0.2)
+
+
 def test_every_character_is_one_token_and_comes_back(tokenizer, model_module):
     for character in model_module.CHARACTERS:
         ids = tokenizer.encode(character, add_special_tokens=False)

