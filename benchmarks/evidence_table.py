@@ -36,7 +36,7 @@ def mismatch_table() -> str:
     last = on[min(on)]
     versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm", "torch"))
     lines.append(
-        f"\nRecipe [tiny-gpu](../recipes/tiny-gpu/README.md), bf16 in trainer and generator, {len(pairs)} steps of 512 "
+        f"\nRecipe `recipes/tiny-gpu`, bf16 in trainer and generator, {len(pairs)} steps of 512 "
         f"responses, one seed each; {last['hardware']}; {versions}; commit `{last['commit'][:10]}`; {last['note']}."
     )
     return "\n".join(lines)

@@ -198,6 +198,7 @@ FILES: dict[str, Parts] = {
     "patches/README.md": {"patches": patch_table.patch_table, "files": patch_table.files_table},
     "docs/scaling.md": {"fit": fit_table},
     "docs/evidence.md": {
+        "miniature": miniature_table.comparison_table,
         "fits": miniature_table.fits_table,
         "kept": miniature_table.kept_table,
         "larger": miniature_table.larger_table,
