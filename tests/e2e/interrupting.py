@@ -57,4 +57,6 @@ def make_inputs(assets: Path, folder: Path) -> list[str]:
         f"trainer.validation_data_dir={folder / 'validation'}",
         f"trainer.rollout_data_dir={folder / 'rollouts'}",
         f"trainer.total_training_steps={STEPS}",
+        # too little to learn to think shorter: interruption is there in every step
+        "actor_rollout_ref.actor.optim.lr=1e-5",
     ]

@@ -21,7 +21,7 @@ StackedModels = load_benchmark_module("miniature_model").StackedModels
 
 
 BUDGET = "++algorithm.scalerl.interruption.thinking_budget=[10,12]"
-quickstart.SIZES["tests"] = quickstart.Size(32, 64, 2, 2, 16)
+SMALL = quickstart.Size(32, 64, 2, 2, 16)
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,11 @@ def tokenizer():
 def models(tokenizer):
     """Two of one small shape."""
     made = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        made.append(quickstart.build_model(tokenizer, "tests").eval())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(quickstart.SIZES, "small", SMALL)
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            made.append(quickstart.build_model(tokenizer, "small").eval())
     return made
 
 
