@@ -2,7 +2,7 @@
 """Keep of a run through verl what docs/evidence.md tells of it.
 
 python recipes/ablation/sweep.py --sweep recipes/ablation/cpu.yaml              # make the runs
-python benchmarks/bench_evidence.py NAME outputs/.../run/metrics.jsonl ...      # one row a run
+python benchmarks/bench_evidence.py NAME outputs/.../run/metrics.jsonl --steps 24 --command "..."   # a row a run
 
 The row holds, by step, the held-out pass rate, the mismatch between trainer and generator, the compute, and times. A
 run that did not reach its last step says so.

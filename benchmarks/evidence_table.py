@@ -34,10 +34,12 @@ def mismatch_table() -> str:
         p = stats.ttest_rel(*zip(*pairs, strict=True)).pvalue
         lines.append(f"| {label} | {means[0]:.2e} | {means[1]:.2e} | {means[0] / means[1]:.2f} | {p:.0e} |")
     last = on[min(on)]
+    commands = " and ".join(f"`{runs[min(runs)]['command']}`" for runs in (on, off))
     versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm", "torch"))
     lines.append(
         f"\nRecipe `recipes/tiny-gpu`, bf16 in trainer and generator, {len(pairs)} steps of 512 "
-        f"responses, one seed each; {last['hardware']}; {versions}; commit `{last['commit'][:10]}`; {last['note']}."
+        f"responses, one seed each; {last['hardware']}; {versions}; commit `{last['commit'][:10]}`; {last['note']}; "
+        f"{commands}."
     )
     return "\n".join(lines)
 

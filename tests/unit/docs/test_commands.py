@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,6 +106,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("scalerl.all_pieces", "leave_one_out.loss")):
         path = folder / "outputs" / "ablation" / "curves" / f"{name}.seed0.jsonl"
         write_jsonl(path, make_metrics(A=0.645 - 0.05 * number, seed=number))
+    (command,) = (line for line in SHOWN if line.startswith("python benchmarks/bench_miniature.py --curves"))
+    script, *options = arguments_of(command, folder)
+    subprocess.run([sys.executable, REPO / script, *options], cwd=folder, check=True)
     return folder
 
 
