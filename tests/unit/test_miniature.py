@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,77 @@ def test_a_recipe_learns(tokenizer, models) -> None:
         assert after["scalerl/compute/generated_tokens"] > 0
 
 
+def _trainer(tokenizer, models, chunk_tokens: int, num_updates: int = 2):
+    """Of the whole recipe, on random grades."""
+    sizes = ("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "data.max_response_length=12")
+    recipe = recipes.make_recipe("scalerl", ["recipe"], (*bench.INTERRUPTION, BUDGET, *sizes), num_updates)
+    prompts = [train.Problem(tuple(row), "9") for row in _prompts(tokenizer)[0]] * 8
+    flips = np.random.default_rng(0)
+    return train.Trainer(
+        StackedModels(models),
+        recipe,
+        rollout.Vocabulary.of(tokenizer),
+        [prompts, prompts],
+        prompts[:2],
+        lambda text, answer: bool(flips.random() < 0.5),
+        chunk_tokens,
+        [0, 1],
+    )
+
+
+def test_gradient_does_not_depend_on_chunks(tokenizer, models) -> None:
+    """Denominators are those of the mini-batch, in whatever parts it passes through the network."""
+    gradients = []
+    for chunk_tokens in (10_000, 100):
+        trainer = _trainer(tokenizer, models, chunk_tokens)
+        batch = trainer.sample_batch()
+        trainer._step = lambda: None
+        trainer._update(batch, trainer._prepare(batch), slice(0, 16))
+        gradients.append([p.grad for p in trainer.models.parameters()])
+    assert any(gradient.abs().max() > 1e-3 for gradient in gradients[0])
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-3)  # FP32 sums in another order
+
+
+def test_optimizer_steps_share_a_batch_and_leave_its_policy(tokenizer, models) -> None:
+    """Each row once, ratios against the log-probs of sampling, the learning rate warmed up from 0, step by step."""
+    trainer = _trainer(tokenizer, models, 10_000, num_updates=4)
+    parts, shifts, rates = [], [], []
+    update, loss, step = trainer._update, trainer.recipe.loss, trainer._step
+
+    def watch_loss(old, logp, advantages, mask, counts):
+        shifts.append(float((logp - old)[mask].abs().max().detach()))
+        return loss(old, logp, advantages, mask, counts)
+
+    def watch_step() -> None:
+        step()
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    trainer._update = lambda batch, advantages, rows: (parts.append(rows), update(batch, advantages, rows))
+    trainer._step = watch_step
+    object.__setattr__(trainer.recipe, "loss", watch_loss)
+    list(trainer.run(4, 4))
+    assert [(part.start, part.stop) for part in parts] == [(0, 16), (16, 32), (32, 48), (48, 64)]
+    assert rates == pytest.approx([0, trainer.lr / 3, trainer.lr * 2 / 3, trainer.lr])
+    # two models a step: the first two steps see the policy that sampled (the first trains at 0), the others do not
+    assert max(shifts[:4]) < 1e-4 and min(shifts[4:]) > 1e-3
+
+
+def test_each_model_is_clipped_by_its_own_norm(tokenizer, models) -> None:
+    trainer = _trainer(tokenizer, models, 10_000)
+    generator = torch.Generator().manual_seed(0)
+    for p in trainer.models.parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+        p.grad[1] *= 1e-4
+    before = [p.grad.clone() for p in trainer.models.parameters()]
+    norms = [float(torch.cat([grad[m].flatten() for grad in before]).norm()) for m in range(2)]
+    assert norms[0] > trainer.max_norm > norms[1]
+    trainer._step()
+    for p, old in zip(trainer.models.parameters(), before, strict=True):
+        torch.testing.assert_close(p.grad[0], old[0] * trainer.max_norm / norms[0])
+        torch.testing.assert_close(p.grad[1], old[1])
+
+
 def test_mastered_problems_leave_from_the_second_epoch_on() -> None:
     """And never so many that fewer than a batch are left."""
     recipe = recipes.make_recipe("scalerl", ["recipe"], ("data.train_batch_size=2",), 1)
@@ -201,10 +273,28 @@ def test_differences_are_taken_within_seeds(tmp_path: Path) -> None:
     assert table.detectable(differences) == pytest.approx((4.303 + 1.061) * 0.1 / 3**0.5, rel=1e-3)
 
 
-def test_a_finished_run_becomes_a_row(tmp_path: Path) -> None:
-    (tmp_path / "grpo.k1.facts.json").write_text('{"impl": "grpo", "case": {"k": 1}, "facts": {"commit": "c"}}')
+@pytest.mark.parametrize(("updates", "note"), [(16, None), (32, "ended before its last update")])
+def test_a_run_becomes_a_row_that_says_if_it_was_cut_off(tmp_path: Path, updates: int, note: str | None) -> None:
+    facts = {"impl": "grpo", "case": {"k": 1}, "facts": {"commit": "c"}, "updates": updates}
+    (tmp_path / "grpo.k1.facts.json").write_text(json.dumps(facts))
     line = '{"step": 16, "data": {"scalerl/compute/steps": 16, "scalerl/validation/pass_rate": 0.51234}}'
     (tmp_path / "grpo.k1.seed3.jsonl").write_text(line + "\n")
     (row,) = bench.recorded_rows(tmp_path)
-    assert row["case"] == {"k": 1, "seed": 3} and row["commit"] == "c"
+    assert row["case"] == {"k": 1, "seed": 3} and row["commit"] == "c" and row.get("note") == note
     assert row["points"]["updates"] == [16] and row["points"]["pass_rate"] == [0.5123]
+
+
+def test_recorded_runs_that_were_cut_off_are_marked() -> None:
+    """As recorded, against the number of updates in the command that made them."""
+    rows = bench.read_rows("miniature")
+    assert rows
+    for row in rows:
+        words = row["command"].split()
+        asked = int(words[words.index("--updates") + 1])
+        assert (row["points"]["updates"][-1] < asked) == (row.get("note") == bench.ENDED), row["run_id"]
+
+
+def test_no_comparison_is_called_significant_that_chance_among_all_explains() -> None:
+    """Holm's method by hand: .01 x 3, .02 x 2, .04 x 1 of three; the larger stays above the smaller before it."""
+    assert table.holm({"b": 0.02, "a": 0.01, "c": 0.04}) == pytest.approx({"a": 0.03, "b": 0.04, "c": 0.04})
+    assert table.holm({"a": 0.02, "b": 0.021}) == pytest.approx({"a": 0.04, "b": 0.04})
