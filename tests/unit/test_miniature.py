@@ -284,6 +284,15 @@ def test_a_run_becomes_a_row_that_says_if_it_was_cut_off(tmp_path: Path, updates
     assert row["points"]["updates"] == [16] and row["points"]["pass_rate"] == [0.5123]
 
 
+def test_a_run_through_verl_that_was_cut_off_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "data": {"timing_s/step": 2.0}}\n{"step": 2, "data": {"timing_s/step": 3.0}}\n')
+    evidence = load_benchmark_module("bench_evidence")
+    whole = evidence.row_of("a", path, {}, {"seed": 0, "steps": 2})
+    assert "note" not in whole and whole["points"]["step_s"] == [2, 3]
+    assert evidence.row_of("a", path, {"note": "busy"}, {"seed": 0, "steps": 3})["note"] == "busy; ended at step 2 of 3"
+
+
 def test_recorded_runs_that_were_cut_off_are_marked() -> None:
     """As recorded, against the number of updates in the command that made them."""
     rows = bench.read_rows("miniature")
