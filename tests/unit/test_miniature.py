@@ -112,6 +112,46 @@ def test_advantages_of_a_baseline_are_those_of_verls_estimator() -> None:
     assert kept.all()
 
 
+def _objective(name: str, rewards_PG, mask_PGT, old_PGT, new_PGT) -> torch.Tensor:
+    """Of a recipe, from its paper, prompt by prompt."""
+    centred = rewards_PG - rewards_PG.mean(1, keepdim=True)
+    kept = rewards_PG.std(1) > 0
+    ratio, lengths = (new_PGT - old_PGT).exp(), mask_PGT.sum(2)
+    if name == "scalerl":
+        advantages = (centred / centred[kept].square().mean().sqrt())[..., None]
+        token = ratio.detach().clamp(max=5) * advantages * new_PGT
+        return -((token * mask_PGT).sum((1, 2)) / lengths.sum(1))[kept].mean()
+    advantages = (centred / (rewards_PG.std(1, keepdim=True) + 1e-6))[..., None]
+    low, high = {"grpo": (0.8, 1.2), "dapo": (0.8, 1.26), "gspo": (0.997, 1.004)}[name]
+    if name == "gspo":
+        ratio = (((new_PGT - old_PGT) * mask_PGT).sum(2) / lengths).exp()[..., None]
+    token = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    if name == "dapo":
+        return -((token * mask_PGT).sum((1, 2)) / lengths.sum(1)).mean()
+    return -((token * mask_PGT).sum(2) / lengths).mean()
+
+
+@pytest.mark.parametrize("name", ["scalerl", "grpo", "dapo", "gspo"])
+def test_gradient_is_that_of_the_objective(name: str) -> None:
+    """Advantages, row weights and loss together; one prompt has equal rewards, responses have all lengths."""
+    P, G, T = 6, 16, 9
+    preset, overrides = bench.RECIPES[name]
+    recipe = recipes.make_recipe(name, [preset], overrides, 8)
+    generator = torch.Generator().manual_seed(1)
+    rewards = np.random.default_rng(1).choice([-1.0, 1.0], P * G)
+    rewards[:G] = 1
+    mask = torch.arange(T) < torch.randint(1, T + 1, (P * G, 1), generator=generator)
+    old = -2 * torch.rand(P * G, T, generator=generator)
+    new = (old + 0.3 * torch.randn(P * G, T, generator=generator)).requires_grad_()
+    advantages, _ = recipe.advantages(rewards, mask)
+    counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": P * G}
+    loss, _ = recipe.loss(old, new, advantages, mask, counts)
+    parts = (part.view(P, G, T) for part in (mask, old, new))
+    expected = _objective(name, torch.as_tensor(rewards, dtype=torch.float32).view(P, G), *parts)
+    found, wanted = (torch.autograd.grad(value, new)[0] for value in (loss, expected))
+    torch.testing.assert_close(found, wanted, atol=1e-7, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["scalerl", "dapo", "gspo"])
 def test_loss_does_not_depend_on_chunks(name: str) -> None:
     preset, overrides = bench.RECIPES[name]
