@@ -47,8 +47,12 @@ def curve_of(path: Path) -> dict[str, list[float | None]]:
 
 
 def row_of(name: str, path: Path, facts: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
-    """The row of one run."""
-    return {**facts, "impl": name, "metric": "run", "unit": "", "case": case, "points": curve_of(path)}
+    """The row of one run; the note of one that was cut off says so."""
+    row = {**facts, "impl": name, "metric": "run", "unit": "", "case": case, "points": curve_of(path)}
+    last = row["points"]["step"][-1]
+    if last < case["steps"]:
+        row["note"] = "; ".join(filter(None, [facts.get("note"), f"ended at step {last} of {case['steps']}"]))
+    return row
 
 
 def main() -> int:

@@ -123,7 +123,7 @@ def run(name: str, arguments: argparse.Namespace) -> None:
     facts = run_facts(f"{name}{arguments.suffix}") | (describe_gpu() if arguments.device == "cuda" else {})
     case = {"size": arguments.warm.name, "k": arguments.k, "train_problems": arguments.train_problems}
     case |= {"test_problems": arguments.test_problems, "lr": trainer.lr}
-    stored = json.dumps({"impl": name, "case": case, "facts": facts})
+    stored = json.dumps({"impl": name, "case": case, "facts": facts, "updates": arguments.updates})
     (arguments.out / f"{name}{arguments.suffix}.facts.json").write_text(stored)
     files = [(arguments.out / f"{name}{arguments.suffix}.seed{s}.jsonl").open("w") for s in seeds]
     began = time.time()
@@ -148,8 +148,11 @@ POINTS = {
 }
 
 
+ENDED = "ended before its last update"
+
+
 def recorded_rows(folder: Path) -> list[dict]:
-    """A row a run, its curve under ``points``."""
+    """A row a run, its curve under ``points``; one that was cut off has a note that says so."""
     rows = []
     for path in sorted(folder.glob("*.facts.json")):
         stored = json.loads(path.read_text())
@@ -159,6 +162,8 @@ def recorded_rows(folder: Path) -> list[dict]:
             points = {name: [_rounded(data.get(key)) for data in lines] for name, key in POINTS.items()}
             case = {**stored["case"], "seed": int(curve.stem.rpartition("seed")[2])}
             row = {"impl": stored["impl"], "metric": "curve", "unit": "pass rate", "case": case, "points": points}
+            if points["updates"][-1] < stored["updates"]:
+                row["note"] = ENDED
             rows.append({**stored["facts"], **row})
     return rows
 

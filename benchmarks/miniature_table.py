@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,27 @@ def detectable(differences: Sequence[float]) -> float:
     return factor * statistics.stdev(differences) / math.sqrt(len(differences))
 
 
+def holm(p: Mapping[Any, float]) -> dict[Any, float]:
+    """p values corrected for their number (Holm 1979, doi 10.2307/4615733), smallest first."""
+    corrected, highest = {}, 0.0
+    for rank, key in enumerate(sorted(p, key=p.__getitem__)):
+        highest = max(highest, min(1.0, p[key] * (len(p) - rank)))
+        corrected[key] = highest
+    return corrected
+
+
+def correction(p: Mapping[tuple[str, float], float]) -> str:
+    """How many comparisons a table makes, and which of them stay significant together."""
+    if len(p) == 1:
+        return "One comparison."
+    stay: dict[float, list[str]] = {}
+    for (name, budget), value in holm(p).items():
+        if value < 1 - LEVEL:
+            stay.setdefault(budget, []).append(LABELS[name])
+    told = "; ".join(f"at {budget / 1e6:g}M {', '.join(names)}" for budget, names in sorted(stay.items()))
+    return f"{len(p)} comparisons; by Holm's correction for so many, what stays below .05 is: {told or 'nothing'}."
+
+
 def comparison_table(
     size: str = "0.3M",
     k: int = 8,
@@ -112,6 +133,7 @@ def comparison_table(
         return "Not recorded yet: `python benchmarks/bench_miniature.py`."
     heads = [f"pass rate at {budget / 1e6:g}M tokens | difference | detectable" for budget in budgets]
     lines = [f"| recipe | {' | '.join(heads)} |", "|---" * (1 + 3 * len(budgets)) + "|"]
+    p: dict[tuple[str, float], float] = {}
     for name in runs:
         cells = []
         for budget in budgets:
@@ -120,10 +142,12 @@ def comparison_table(
             if len(scores) < len(runs[name]):
                 cells.append("not run so far | |")
                 continue
+            if any(differences):
+                p[name, budget] = float(stats.ttest_1samp(differences, 0).pvalue)
             cells.append(f"{statistics.fmean(scores):.3f} | {_difference(differences, name == reference)}")
         if any("not run" not in cell for cell in cells):
             lines.append(f"| {LABELS[name]} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", footer(size, k, LABELS[reference])])
+    return "\n".join([*lines, "", f"{footer(size, k, LABELS[reference])} {correction(p)}"])
 
 
 def _difference(differences: Sequence[float], is_reference: bool) -> str:

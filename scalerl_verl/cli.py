@@ -42,9 +42,20 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Overrides of `plan` may stand behind options: argparse alone takes the first run of them and refuses the rest."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.command == "plan" and not any(text.startswith("-") for text in rest):
+        arguments.overrides += rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = build_parser().parse_args(argv)
+    arguments = _parse(argv)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -8,6 +8,7 @@ with their number of GPUs. The assumptions are fields and are printed with every
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from scalerl_verl.errors import ScaleRLConfigError
@@ -50,9 +51,9 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name}={value}: give a number above 0"
+            f"{name}={value}: give a number above 0{' and at most 1' if name.endswith('efficiency') else ''}"
             for name, value in vars(self).items()
-            if not value > 0 or (name.endswith("efficiency") and value > 1)
+            if not 0 < value < math.inf or (name.endswith("efficiency") and value > 1)
         ]
         if problems:
             raise ScaleRLConfigError(problems)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from scalerl_verl.errors import ScaleRLConfigError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from scalerl_verl.planning.layout import RunLayout
     from scalerl_verl.planning.plan import Plan
 
 FITS, WRONG, REFUSED = 0, 1, 3
@@ -93,6 +95,7 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
         )
     layout = with_gpus(layout, trainers, generators)
     wanted = trainers + (generators if layout.separate else 0)
+    _check_means(arguments, layout)
     mean = Assumptions(
         mean_prompt=arguments.mean_prompt or layout.max_prompt / 4,
         mean_response=arguments.mean_response or layout.max_response / 2,
@@ -106,12 +109,24 @@ def _check_arguments(arguments: argparse.Namespace, devices: list[str]) -> None:
     problems = [
         f"--{name.replace('_', '-')}={value}: give a number above 0"
         for name in ("gpus", "trainer_gpus", "generator_gpus", "gpu_memory_gib", "mean_prompt", "mean_response")
-        if (value := getattr(arguments, name)) is not None and not value > 0
+        if (value := getattr(arguments, name)) is not None and not 0 < value < math.inf
     ]
-    if arguments.reserve_gib is not None and arguments.reserve_gib < 0:
+    if arguments.reserve_gib is not None and not 0 <= arguments.reserve_gib < math.inf:
         problems.append(f"--reserve-gib={arguments.reserve_gib}: give 0 or more")
     if arguments.device not in devices:
         problems.append(f"--device {arguments.device}: use one of {', '.join(devices)}")
+    if problems:
+        raise ScaleRLConfigError(problems)
+
+
+def _check_means(arguments: argparse.Namespace, layout: RunLayout) -> None:
+    """No mean is above the greatest length."""
+    lengths = {"prompt": layout.max_prompt, "response": layout.max_response}
+    problems = [
+        f"--mean-{name}={mean}: the run's greatest {name} has {longest} tokens; give at most that"
+        for name, longest in lengths.items()
+        if (mean := getattr(arguments, f"mean_{name}")) is not None and mean > longest
+    ]
     if problems:
         raise ScaleRLConfigError(problems)
 

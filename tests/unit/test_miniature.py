@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,48 @@ def test_advantages_of_a_baseline_are_those_of_verls_estimator() -> None:
     assert kept.all()
 
 
+def _objective(name: str, rewards_PG, mask_PGT, old_PGT, new_PGT) -> torch.Tensor:
+    """Of a recipe, from its paper, prompt by prompt."""
+    centred = rewards_PG - rewards_PG.mean(1, keepdim=True)
+    kept = rewards_PG.std(1) > 0
+    ratio, lengths = (new_PGT - old_PGT).exp(), mask_PGT.sum(2)
+    if name == "scalerl":
+        advantages = (centred / centred[kept].square().mean().sqrt())[..., None]
+        token = ratio.detach().clamp(max=5) * advantages * new_PGT
+        return -((token * mask_PGT).sum((1, 2)) / lengths.sum(1))[kept].mean()
+    advantages = (centred / (rewards_PG.std(1, keepdim=True) + 1e-6))[..., None]
+    low, high = {"grpo": (0.8, 1.2), "dapo": (0.8, 1.26), "gspo": (0.997, 1.004)}[name]
+    if name == "gspo":
+        ratio = (((new_PGT - old_PGT) * mask_PGT).sum(2) / lengths).exp()[..., None]
+    token = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    if name == "dapo":
+        return -((token * mask_PGT).sum((1, 2)) / lengths.sum(1)).mean()
+    return -((token * mask_PGT).sum(2) / lengths).mean()
+
+
+@pytest.mark.parametrize("name", ["scalerl", "grpo", "dapo", "gspo"])
+def test_gradient_is_that_of_the_objective(name: str) -> None:
+    """Advantages, row weights and loss together; one prompt has equal rewards, responses have all lengths."""
+    P, G, T = 6, 16, 9
+    preset, overrides = bench.RECIPES[name]
+    recipe = recipes.make_recipe(name, [preset], overrides, 8)
+    generator = torch.Generator().manual_seed(1)
+    rewards = np.random.default_rng(1).choice([-1.0, 1.0], P * G)
+    rewards[:G] = 1
+    mask = torch.arange(T) < torch.randint(1, T + 1, (P * G, 1), generator=generator)
+    old = -2 * torch.rand(P * G, T, generator=generator)
+    shift = 0.3 * torch.randn(P * G, T, generator=generator)
+    shift[G:, 0] += 2  # beyond the cap of 5, for some
+    new = (old + shift).requires_grad_()
+    advantages, _ = recipe.advantages(rewards, mask)
+    counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": P * G}
+    loss, _ = recipe.loss(old, new, advantages, mask, counts)
+    parts = (part.view(P, G, T) for part in (mask, old, new))
+    expected = _objective(name, torch.as_tensor(rewards, dtype=torch.float32).view(P, G), *parts)
+    found, wanted = (torch.autograd.grad(value, new)[0] for value in (loss, expected))
+    torch.testing.assert_close(found, wanted, atol=1e-7, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["scalerl", "dapo", "gspo"])
 def test_loss_does_not_depend_on_chunks(name: str) -> None:
     preset, overrides = bench.RECIPES[name]
@@ -176,6 +219,77 @@ def test_a_recipe_learns(tokenizer, models) -> None:
         assert after["scalerl/compute/generated_tokens"] > 0
 
 
+def _trainer(tokenizer, models, chunk_tokens: int, num_updates: int = 2):
+    """Of the whole recipe, on random grades."""
+    sizes = ("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "data.max_response_length=12")
+    recipe = recipes.make_recipe("scalerl", ["recipe"], (*bench.INTERRUPTION, BUDGET, *sizes), num_updates)
+    prompts = [train.Problem(tuple(row), "9") for row in _prompts(tokenizer)[0]] * 8
+    flips = np.random.default_rng(0)
+    return train.Trainer(
+        StackedModels(models),
+        recipe,
+        rollout.Vocabulary.of(tokenizer),
+        [prompts, prompts],
+        prompts[:2],
+        lambda text, answer: bool(flips.random() < 0.5),
+        chunk_tokens,
+        [0, 1],
+    )
+
+
+def test_gradient_does_not_depend_on_chunks(tokenizer, models) -> None:
+    """Denominators are those of the mini-batch, in whatever parts it passes through the network."""
+    gradients = []
+    for chunk_tokens in (10_000, 100):
+        trainer = _trainer(tokenizer, models, chunk_tokens)
+        batch = trainer.sample_batch()
+        trainer._step = lambda: None
+        trainer._update(batch, trainer._prepare(batch), slice(0, 16))
+        gradients.append([p.grad for p in trainer.models.parameters()])
+    assert any(gradient.abs().max() > 1e-3 for gradient in gradients[0])
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-3)  # FP32 sums in another order
+
+
+def test_optimizer_steps_share_a_batch_and_leave_its_policy(tokenizer, models) -> None:
+    """Each row once, ratios against the log-probs of sampling, the learning rate warmed up from 0, step by step."""
+    trainer = _trainer(tokenizer, models, 10_000, num_updates=4)
+    parts, shifts, rates = [], [], []
+    update, loss, step = trainer._update, trainer.recipe.loss, trainer._step
+
+    def watch_loss(old, logp, advantages, mask, counts):
+        shifts.append(float((logp - old)[mask].abs().max().detach()))
+        return loss(old, logp, advantages, mask, counts)
+
+    def watch_step() -> None:
+        step()
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    trainer._update = lambda batch, advantages, rows: (parts.append(rows), update(batch, advantages, rows))
+    trainer._step = watch_step
+    object.__setattr__(trainer.recipe, "loss", watch_loss)
+    list(trainer.run(4, 4))
+    assert [(part.start, part.stop) for part in parts] == [(0, 16), (16, 32), (32, 48), (48, 64)]
+    assert rates == pytest.approx([0, trainer.lr / 3, trainer.lr * 2 / 3, trainer.lr])
+    # two models a step: the first two steps see the policy that sampled (the first trains at 0), the others do not
+    assert max(shifts[:4]) < 1e-4 and min(shifts[4:]) > 1e-3
+
+
+def test_each_model_is_clipped_by_its_own_norm(tokenizer, models) -> None:
+    trainer = _trainer(tokenizer, models, 10_000)
+    generator = torch.Generator().manual_seed(0)
+    for p in trainer.models.parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+        p.grad[1] *= 1e-4
+    before = [p.grad.clone() for p in trainer.models.parameters()]
+    norms = [float(torch.cat([grad[m].flatten() for grad in before]).norm()) for m in range(2)]
+    assert norms[0] > trainer.max_norm > norms[1]
+    trainer._step()
+    for p, old in zip(trainer.models.parameters(), before, strict=True):
+        torch.testing.assert_close(p.grad[0], old[0] * trainer.max_norm / norms[0])
+        torch.testing.assert_close(p.grad[1], old[1])
+
+
 def test_mastered_problems_leave_from_the_second_epoch_on() -> None:
     """And never so many that fewer than a batch are left."""
     recipe = recipes.make_recipe("scalerl", ["recipe"], ("data.train_batch_size=2",), 1)
@@ -203,10 +317,37 @@ def test_differences_are_taken_within_seeds(tmp_path: Path) -> None:
     assert table.detectable(differences) == pytest.approx((4.303 + 1.061) * 0.1 / 3**0.5, rel=1e-3)
 
 
-def test_a_finished_run_becomes_a_row(tmp_path: Path) -> None:
-    (tmp_path / "grpo.k1.facts.json").write_text('{"impl": "grpo", "case": {"k": 1}, "facts": {"commit": "c"}}')
+@pytest.mark.parametrize(("updates", "note"), [(16, None), (32, "ended before its last update")])
+def test_a_run_becomes_a_row_that_says_if_it_was_cut_off(tmp_path: Path, updates: int, note: str | None) -> None:
+    facts = {"impl": "grpo", "case": {"k": 1}, "facts": {"commit": "c"}, "updates": updates}
+    (tmp_path / "grpo.k1.facts.json").write_text(json.dumps(facts))
     line = '{"step": 16, "data": {"scalerl/compute/steps": 16, "scalerl/validation/pass_rate": 0.51234}}'
     (tmp_path / "grpo.k1.seed3.jsonl").write_text(line + "\n")
     (row,) = bench.recorded_rows(tmp_path)
-    assert row["case"] == {"k": 1, "seed": 3} and row["commit"] == "c"
+    assert row["case"] == {"k": 1, "seed": 3} and row["commit"] == "c" and row.get("note") == note
     assert row["points"]["updates"] == [16] and row["points"]["pass_rate"] == [0.5123]
+
+
+def test_a_run_through_verl_that_was_cut_off_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "data": {"timing_s/step": 2.0}}\n{"step": 2, "data": {"timing_s/step": 3.0}}\n')
+    evidence = load_benchmark_module("bench_evidence")
+    whole = evidence.row_of("a", path, {}, {"seed": 0, "steps": 2})
+    assert "note" not in whole and whole["points"]["step_s"] == [2, 3]
+    assert evidence.row_of("a", path, {"note": "busy"}, {"seed": 0, "steps": 3})["note"] == "busy; ended at step 2 of 3"
+
+
+def test_recorded_runs_that_were_cut_off_are_marked() -> None:
+    """As recorded, against the number of updates in the command that made them."""
+    rows = bench.read_rows("miniature")
+    assert rows
+    for row in rows:
+        words = row["command"].split()
+        asked = int(words[words.index("--updates") + 1])
+        assert (row["points"]["updates"][-1] < asked) == (row.get("note") == bench.ENDED), row["run_id"]
+
+
+def test_no_comparison_is_called_significant_that_chance_among_all_explains() -> None:
+    """Holm's method by hand: .01 x 3, .02 x 2, .04 x 1 of three; the larger stays above the smaller before it."""
+    assert table.holm({"b": 0.02, "a": 0.01, "c": 0.04}) == pytest.approx({"a": 0.03, "b": 0.04, "c": 0.04})
+    assert table.holm({"a": 0.02, "b": 0.021}) == pytest.approx({"a": 0.04, "b": 0.04})

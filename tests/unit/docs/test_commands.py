@@ -58,6 +58,15 @@ def test_blocks_are_found() -> None:
     assert list(PAGES.find_commands(text)) == ["a --b c", "d", "e 'f; g'"]
 
 
+@pytest.mark.parametrize("page", PAGES.find_pages(), ids=lambda path: str(path.relative_to(REPO)))
+def test_no_command_hides_in_a_block_of_another_language(page: Path) -> None:
+    """Such a block is not searched for commands."""
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    others = [text for language, text in blocks if language not in ("bash", "sh", "shell", "console")]
+    program = re.compile(r"^\s*\$? ?(scalerl|python|bash|pip|mkdocs|git) \S", re.MULTILINE)
+    assert [text for text in others if program.search(text)] == []
+
+
 def test_every_command_of_the_pages_is_accounted_for() -> None:
     missing = {command: page.name for command, page in SHOWN.items() if command not in ENTRIES}
     assert not missing, "add them to docs/mkdocs/commands.yaml, with the test that runs them"

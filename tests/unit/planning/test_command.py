@@ -128,6 +128,11 @@ def test_a_preset_is_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
         ([*RUN, "actor_rollout_ref.rollout.top_p=0.7"], "actor_rollout_ref.rollout.top_p=0.7"),
         ([*RUN, "++algorithm.scalerl.interruption.thinking_budget=[12000,14300]"], "do not fit into data.max_response"),
         ([*RUN, "--gpus", "0"], "--gpus=0: give a number above 0"),
+        ([*RUN, "--gpu-memory-gib", "inf"], "--gpu-memory-gib=inf: give a number above 0"),
+        ([*RUN, "--reserve-gib", "nan"], "--reserve-gib=nan: give 0 or more"),
+        ([*RUN, "--mean-response", "14337"], "--mean-response=14337.0: the run's greatest response has 14336 tokens"),
+        ([*RUN, "--mean-prompt", "2049"], "--mean-prompt=2049.0: the run's greatest prompt has 2048 tokens"),
+        ([*RUN, "--decode-efficiency", "1.5"], "decode_efficiency=1.5: give a number above 0 and at most 1"),
         ([*RUN, "--device", "abacus"], "--device abacus: use one of a100"),
         ([*RUN, "--reserve-gib", "-1"], "--reserve-gib=-1.0"),
         ([*SYNC, "--generator-gpus", "4"], "generates on the GPUs that train"),
@@ -140,6 +145,16 @@ def test_wrong_arguments_end_with_code_1(capsys: pytest.CaptureFixture[str], arg
     assert main(["plan", *arguments]) == 1
     captured = capsys.readouterr()
     assert said in captured.err and captured.out == ""
+
+
+def test_overrides_may_stand_behind_options(capsys: pytest.CaptureFixture[str]) -> None:
+    before = plan(capsys, *RUN, "--gpus", "80")
+    assert plan(capsys, RUN[0], "--gpus", "80", *RUN[1:]) == before
+    with pytest.raises(SystemExit):
+        main(["plan", *RUN, "--gpuss", "80"])
+    with pytest.raises(SystemExit):
+        main(["doctor", "recipe=grpo"])
+    assert "unrecognized arguments: recipe=grpo" in capsys.readouterr().err
 
 
 def test_recipe_of_a_folder_brings_its_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
