@@ -2,10 +2,15 @@
 """Settings of every test process and of what it starts."""
 
 import os
+import signal
 
 # Small tensors on one core a process: threads that wait for each other cost more than they compute, and many times that
 # where the cores are shared with another worker of pytest.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background jobs ignore ctrl-C, and so would every process that tests start from one and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 

@@ -151,11 +151,9 @@ def queue(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
 
     def start(path: Path, *options: str) -> subprocess.Popen:
         command = [sys.executable, str(ABLATION / "sweep.py"), "--sweep", str(path), "--out", str(tmp_path / "out")]
-        # A shell's background jobs ignore ctrl-C, and so would a queue that the tests start from one.
         process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )  # fmt: skip
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
         started.append(process)
         return process
 
