@@ -70,6 +70,11 @@ class PipelineSettings:
         if problems:
             raise ScaleRLConfigError([f"{PIPELINE_SECTION}.{problem}" for problem in problems])
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether running requests compute their KV again at an update."""
+        return self.kv_on_update == "recompute"
+
 
 @dataclass(frozen=True)
 class OffPolicySettings:

@@ -66,6 +66,7 @@ class StagingBuffer:
         self._places: list[Place] = []
         self._used: list[int] = []
         self._next = 0
+        self._layout = b""
         self.layout_id = ""
         """Changes when something lies elsewhere than before."""
 
@@ -92,8 +93,10 @@ class StagingBuffer:
         self._forget_from(self._next)
         if any(segment.is_cuda for segment in self._segments):
             torch.cuda.synchronize()
-        self.layout_id = self.layout_id or uuid.uuid4().hex
-        return pickle.dumps(Layout(tuple(self._openers), tuple(self._places)))
+        if not self.layout_id:
+            self.layout_id = uuid.uuid4().hex
+            self._layout = pickle.dumps(Layout(tuple(self._openers), tuple(self._places)))
+        return self._layout
 
     def _forget_from(self, index: int) -> None:
         if index == len(self._places):

@@ -223,15 +223,13 @@ class WeightUpdater(CheckpointEngineManager):
         return [task.result() for task in tasks]
 
     async def _swap(self, replica: Any, version: int, staged: list[tuple[str, bytes]]) -> dict[str, float]:
-        recompute = self._settings.kv_on_update == "recompute"
         layouts = [layout for _, layout in staged]
-        update = dict(await replica.servers[0].swap.remote(version, layouts, recompute))
+        update = dict(await replica.servers[0].swap.remote(version, layouts, self._settings.recomputes))
         self._layouts |= {layout_id for layout_id, _ in staged}
         return update
 
     async def _finish(self, replica: Any, version: int) -> dict[str, float]:
-        recompute = self._settings.kv_on_update == "recompute"
-        return dict(await replica.servers[0].finish_update.remote(version, recompute))
+        return dict(await replica.servers[0].finish_update.remote(version, self._settings.recomputes))
 
     async def _leave_out_dead(self) -> bool:
         """Take replicas that do not answer out of the group; whether there were any."""
