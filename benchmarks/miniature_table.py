@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import REPO, read_rows
+from rows import REPO, commits_text, read_rows
 from scipy import stats
 
 from scalerl_verl.curves.plot import write_plot
@@ -190,7 +190,7 @@ def footer(size: str, k: int, reference: str) -> str:
     mine = [row for row in read_rows("miniature") if (row["case"]["size"], row["case"]["k"]) == (size, k)]
     case, last = mine[-1]["case"], mine[-1]
     seeds = sorted({row["case"]["seed"] for row in mine})
-    commits = ", ".join(f"`{commit[:10]}`" for commit in dict.fromkeys(row["commit"] for row in mine))
+    commits = commits_text(mine)
     return (
         f"{size} parameters, {len(seeds)} seeds, each with a warm start of its own that all recipes share; k = {k} "
         f"optimizer steps of 32 x 16 responses on a generated batch, learning rate {case['lr']:g}; "

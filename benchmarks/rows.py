@@ -10,6 +10,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,17 @@ def read_rows(bench: str) -> list[dict[str, Any]]:
     """All rows of a bench, oldest first; empty if it never ran."""
     path = RESULTS / f"{bench}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def versions_text(row: dict[str, Any], names: Iterable[str]) -> str:
+    """``verl 0.9.1, torch 2.11.0``: versions that a row was measured with.
+
+    Raises:
+        KeyError: the row does not say one of them.
+    """
+    return ", ".join(f"{name} {row['versions'][name]}" for name in names)
+
+
+def commits_text(rows: Iterable[dict[str, Any]]) -> str:
+    """The commits of rows, each once, as Markdown."""
+    return ", ".join(f"`{commit[:10]}`" for commit in dict.fromkeys(row["commit"] for row in rows))
