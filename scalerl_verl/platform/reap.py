@@ -38,15 +38,18 @@ def end_processes(run_id: str, grace_s: float = 5.0) -> int:
     """
     seen: set[int] = set()
     deadline = time.monotonic() + grace_s
-    while (processes := find_processes(run_id)) and time.monotonic() < deadline + 20:
+    empty_scans = 0
+    # One empty scan proves nothing: a process shows no environment while it executes another program, and one that
+    # we killed may have started another behind our back.
+    while empty_scans < 2 and time.monotonic() < deadline + 20:
+        processes = [pid for pid in find_processes(run_id) if not _is_zombie(pid)]
         number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGTERM
         for pid in processes:
             if pid not in seen or number == signal.SIGKILL:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         seen.update(processes)
-        if all(_is_zombie(pid) for pid in processes):
-            break
+        empty_scans = 0 if processes else empty_scans + 1
         time.sleep(0.2)
     return len(seen)
 

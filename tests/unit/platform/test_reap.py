@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from scalerl_verl.platform import reap
 from scalerl_verl.platform.reap import (
     RUN_ID_ENV,
     end_processes,
@@ -99,6 +101,35 @@ def test_process_that_ignores_sigterm_is_killed_after_the_grace_time(run_id: str
     assert end_processes(run_id, grace_s=0.5) == 1
     assert process.wait(timeout=5) == -9
     assert time.monotonic() - began >= 0.5
+
+
+def test_process_started_behind_the_scan_by_one_that_dies_is_ended_too(
+    run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id})
+    late: list[int] = []
+
+    def scan(wanted: str) -> list[int]:
+        found = find_processes(wanted)
+        if not late:  # What a daemon does whose worker we just ended; it is gone itself before the next scan.
+            late.append(start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id})[0].pid)
+            first.kill()
+            first.wait()
+        return found
+
+    monkeypatch.setattr(reap, "find_processes", scan)
+    assert end_processes(run_id) == 1
+    assert not is_running(late[0])
+
+
+def test_process_without_an_environment_during_one_scan_is_ended_too(
+    run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, _ = start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id})
+    scans = itertools.count()
+    monkeypatch.setattr(reap, "find_processes", lambda wanted: find_processes(wanted) if next(scans) else [])
+    assert end_processes(run_id) == 1
+    assert process.wait(timeout=5) == -15
 
 
 def test_run_without_a_process_has_nothing_to_end(run_id: str) -> None:
