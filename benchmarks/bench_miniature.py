@@ -17,11 +17,12 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from miniature_runs import BENCH, FEW, Group, read_group
 from rows import REPO, append_rows, describe_gpu, read_rows, run_facts
 
-BENCH = "miniature"
 INTERRUPTION = (
     "++algorithm.scalerl.interruption.thinking_budget=[36,40]",
     "++algorithm.scalerl.interruption.answer_budget=6",
@@ -57,7 +58,7 @@ def main() -> int:
     parser.add_argument("--k", type=int, default=8, help="optimizer steps a generated batch")
     parser.add_argument("--updates", type=int, default=256)
     parser.add_argument("--validate-every", type=int, default=16)
-    parser.add_argument("--train-problems", type=int, default=2048)
+    parser.add_argument("--train-problems", type=int, default=FEW)
     parser.add_argument("--test-problems", type=int, default=1000)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--device", default="cpu")
@@ -78,10 +79,37 @@ def main() -> int:
         return 0
     if not (arguments.warm and arguments.out):
         parser.error("--warm and --out are needed")
+    try:
+        arguments.seeds = find_seeds(arguments.warm, arguments.seeds)
+    except ValueError as error:
+        parser.error(str(error))
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in arguments.recipe or RECIPES:
         run(name, arguments)
     return 0
+
+
+def find_seeds(warm: Path, asked: Sequence[int] | None) -> list[int]:
+    """The seeds to run: those asked for, or all that have a warm-started model.
+
+    Raises:
+        ValueError: a seed asked for has no model, or there is none at all.
+    """
+    there = sorted(int(path.parent.parent.name) for path in warm.glob("*/model/config.json") if _is_seed(path))
+    missing = [seed for seed in asked or [] if seed not in there]
+    if there and not missing:
+        return list(asked) if asked else there
+    wanted = f"--seeds {' '.join(map(str, asked))}" if asked else "all seeds"
+    found = f"models of seeds {', '.join(map(str, there))}" if there else "no warm-started model"
+    first = missing[0] if missing else 0
+    raise ValueError(
+        f"--warm {warm} holds {found}, and {wanted} were asked for; expected is SEED/model for each of them. Make one: "
+        f"python recipes/quickstart/prepare.py --out {warm / str(first)} --seed {first} --eval-problems 1000"
+    )
+
+
+def _is_seed(config: Path) -> bool:
+    return config.parent.parent.name.isdigit()
 
 
 def run(name: str, arguments: argparse.Namespace) -> None:
@@ -96,7 +124,7 @@ def run(name: str, arguments: argparse.Namespace) -> None:
     from task import grade, sample_problems
     from transformers import Qwen3ForCausalLM
 
-    seeds = arguments.seeds or sorted(int(path.name) for path in arguments.warm.iterdir() if path.name.isdigit())
+    seeds = arguments.seeds
     tokenizer = build_tokenizer()
 
     def encode(problem) -> Problem:
@@ -173,14 +201,18 @@ def _rounded(value: float | None) -> float | None:
 
 
 def write_curves(folder: Path) -> None:
-    """``SIZE.kK/RECIPE.seedN.csv`` of every recorded run, without its first point, which cost nothing."""
-    for row in read_rows(BENCH):
-        case, points = row["case"], row["points"]
-        target = folder / f"{case['size']}.k{case['k']}" / f"{row['impl']}.seed{case['seed']}.csv"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lines = zip(points["tokens"], points["pass_rate"], points["stderr"], strict=True)
-        text = "".join(f"{tokens},{score},{error}\n" for tokens, score, error in lines if tokens > 0)
-        target.write_text("compute,score,stderr\n" + text)
+    """``GROUP/RECIPE.seedN.csv`` of the runs that the tables show, without the first point, which cost nothing.
+
+    GROUP is ``SIZE.kK``, with another number of training problems than the default ``SIZE.kK.PROBLEMS``.
+    """
+    for group in dict.fromkeys(Group.of(row["case"]) for row in read_rows(BENCH)):
+        (folder / group.folder).mkdir(parents=True, exist_ok=True)
+        for name, found in read_group(group).items():
+            for seed, row in found.items():
+                points = row["points"]
+                lines = zip(points["tokens"], points["pass_rate"], points["stderr"], strict=True)
+                text = "".join(f"{tokens},{score},{error}\n" for tokens, score, error in lines if tokens > 0)
+                (folder / group.folder / f"{name}.seed{seed}.csv").write_text("compute,score,stderr\n" + text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and picture of the miniature's recorded curves: recipes beside ScaleRL, paired by seed.
+"""Tables of the miniature's recorded curves: recipes beside ScaleRL, paired by seed.
+
+python benchmarks/miniature_table.py    draw docs/evidence.png anew
 
 Seeds share a warm start across recipes, so differences are taken within a seed; intervals are Student's over seeds.
 """
@@ -9,81 +11,32 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rows import REPO, commits_text, read_rows
+from miniature_fits import LATE, draw
+from miniature_runs import (
+    FEW,
+    KEPT,
+    LABELS,
+    REFERENCE,
+    Group,
+    Points,
+    Row,
+    paired,
+    points_of,
+    provenance,
+    read_group,
+    score_at,
+    shared,
+)
 from scipy import stats
 
-from scalerl_verl.curves.plot import write_plot
-from scalerl_verl.scaling import fit_curve
-from scalerl_verl.scaling.backtest import backtest
-from scalerl_verl.scaling.result import CurveFit
-
 MAIN = ("scalerl", "grpo", "dapo", "gspo")
-REFERENCE = "scalerl"
-KEPT = "no_positive_resampling_off"
-LABELS = {
-    "scalerl": "ScaleRL",
-    "grpo": "GRPO",
-    "dapo": "DAPO",
-    "gspo": "GSPO",
-    "no_loss": "GRPO's clip for CISPO",
-    "no_prompt_average": "token average",
-    "no_batch_normalisation": "prompt normalisation",
-    "no_zero_variance_filtering": "zero-variance prompts kept",
-    "no_positive_resampling_off": "mastered problems drawn again",
-    "no_forced_interruption": "no interruption",
-}
-PICTURE = REPO / "docs" / "evidence.png"
-EARLY, LATE = 0.6e6, 1.8e6
-"""Sampled tokens: just before the first pass over the problems ends, and the most that all recipes have."""
+MANY = 16384
+MANY_NAMES = ("scalerl", "grpo")
+EARLY = 0.6e6
+"""Sampled tokens: just before the first pass over the problems ends."""
 POWER, LEVEL = 0.8, 0.95
-Runs = dict[str, dict[int, dict[str, Any]]]
-
-
-def read_runs(size: str, k: int, problems: int = 2048) -> Runs:
-    """recipe -> seed -> points, of the newest recording of each run on so many training problems."""
-    runs: Runs = {}
-    for row in read_rows("miniature"):
-        case = row["case"]
-        if (case["size"], case["k"], case["train_problems"]) == (size, k, problems):
-            runs.setdefault(row["impl"], {})[case["seed"]] = row["points"]
-    return {name: runs[name] for name in sorted(runs, key=list(LABELS).index)}
-
-
-def score_at(points: dict[str, Any], tokens: float) -> float | None:
-    """Pass rate at a budget, between validations on a line over the logarithm of tokens; None beyond the last."""
-    if tokens > points["tokens"][-1]:
-        return None
-    compute = np.log(np.array(points["tokens"][1:]))
-    return float(np.interp(math.log(tokens), compute, points["pass_rate"][1:]))
-
-
-def mean_curve(runs: dict[int, dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, pass rate and standard error over seeds' means of the first points that all seeds have."""
-    length = min(len(points["tokens"]) for points in runs.values())
-    columns = [np.array([p[name][:length] for p in runs.values()]) for name in ("tokens", "pass_rate", "stderr")]
-    tokens, scores, errors = columns
-    return tokens.mean(0), scores.mean(0), np.sqrt(np.square(errors).sum(0)) / len(runs)
-
-
-def fit_mean(runs: dict[int, dict[str, Any]]) -> CurveFit:
-    """Fit of the mean over seeds; R0 is what was measured before training."""
-    tokens, scores, errors = mean_curve(runs)
-    used = tokens > 0
-    return fit_curve(tokens[used], scores[used], errors[used], R0=float(scores[0]))
-
-
-def paired(runs: Runs, name: str, reference: str, tokens: float) -> list[float]:
-    """Differences within seeds at a budget."""
-    pairs = [
-        (score_at(runs[name][seed], tokens), score_at(points, tokens))
-        for seed, points in runs[reference].items()
-        if seed in runs[name]
-    ]
-    return [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
 
 
 def half_width(differences: Sequence[float]) -> float:
@@ -109,107 +62,106 @@ def holm(p: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def correction(p: Mapping[tuple[str, float], float]) -> str:
-    """How many comparisons a table makes, and which of them stay significant together."""
+    """How many comparisons a table makes, each (label, budget), and which of them stay significant together."""
     if len(p) == 1:
         return "One comparison."
     stay: dict[float, list[str]] = {}
-    for (name, budget), value in holm(p).items():
+    for (label, budget), value in holm(p).items():
         if value < 1 - LEVEL:
-            stay.setdefault(budget, []).append(LABELS[name])
-    told = "; ".join(f"at {budget / 1e6:g}M {', '.join(names)}" for budget, names in sorted(stay.items()))
+            stay.setdefault(budget, []).append(label)
+    told = "; ".join(f"at {budget / 1e6:g}M {', '.join(labels)}" for budget, labels in sorted(stay.items()))
     return f"{len(p)} comparisons; by Holm's correction for so many, what stays below .05 is: {told or 'nothing'}."
 
 
 def comparison_table(
-    size: str = "0.3M",
-    k: int = 8,
+    group: Group | None = None,
     budgets: Sequence[float] = (EARLY, LATE),
     reference: str = REFERENCE,
     names: Sequence[str] = tuple(LABELS),
 ) -> str:
-    """One line a recipe: pass rate at the budgets and the paired difference to the reference, with its power."""
-    runs = {name: found for name, found in read_runs(size, k).items() if name in (*names, reference)}
-    if not runs:
+    """One line a recipe: pass rate at the budgets and the paired difference to the reference, with its power.
+
+    Recipes that were not run as far as one of the budgets are left out.
+    """
+    group = group or Group()
+    rows = {name: found for name, found in read_group(group).items() if name in (*names, reference)}
+    if reference not in rows:
         return "Not recorded yet: `python benchmarks/bench_miniature.py`."
+    runs = points_of(rows)
     heads = [f"pass rate at {budget / 1e6:g}M tokens | difference | detectable" for budget in budgets]
     lines = [f"| recipe | {' | '.join(heads)} |", "|---" * (1 + 3 * len(budgets)) + "|"]
     p: dict[tuple[str, float], float] = {}
+    told: dict[str, list[Row]] = {}
     for name in runs:
         cells = []
         for budget in budgets:
-            scores = [s for p in runs[name].values() if (s := score_at(p, budget)) is not None]
-            differences = paired(runs, name, reference, budget)
-            if len(scores) < len(runs[name]):
-                cells.append("not run so far | |")
+            differences = paired(runs[name], runs[reference], budget)
+            score = mean_at(runs[name], budget)
+            if score is None:
+                cells.append("not run so far | | ")
                 continue
-            if any(differences):
-                p[name, budget] = float(stats.ttest_1samp(differences, 0).pvalue)
-            cells.append(f"{statistics.fmean(scores):.3f} | {_difference(differences, name == reference)}")
+            _add_p(p, (LABELS[name], budget), differences)
+            cells.append(f"{score:.3f} | {_with_power(differences, name == reference)}")
         if any("not run" not in cell for cell in cells):
-            lines.append(f"| {LABELS[name]} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"{footer(size, k, LABELS[reference])} {correction(p)}"])
+            told[LABELS[name]] = list(rows[name].values())
+            lines.append(f"| {_counted(name, rows, reference)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{footer(group, LABELS[reference], told)} {correction(p)}"])
 
 
-def _difference(differences: Sequence[float], is_reference: bool) -> str:
+def mean_at(runs: Mapping[int, Points], budget: float) -> float | None:
+    """Mean pass rate over seeds at a budget; None if one of them has none there."""
+    scores = [score_at(points, budget) for points in runs.values()]
+    found = [score for score in scores if score is not None]
+    return statistics.fmean(found) if len(found) == len(scores) else None
+
+
+def _add_p(p: dict[tuple[str, float], float], key: tuple[str, float], differences: Sequence[float]) -> None:
+    if len(differences) > 1 and any(differences):
+        p[key] = float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+def _counted(name: str, rows: Mapping[str, Mapping[int, Row]], reference: str) -> str:
+    """A recipe's label, with its number of seeds where that is not the reference's."""
+    num = len(rows[name])
+    return LABELS[name] if num == len(rows[reference]) else f"{LABELS[name]} ({num} seed{'s' * (num > 1)})"
+
+
+def _with_power(differences: Sequence[float], is_reference: bool) -> str:
     if is_reference:
         return " | "
+    power = f"{detectable(differences):.3f}" if len(differences) > 1 and any(differences) else ""
+    return f"{difference_text(differences)} | {power}"
+
+
+def difference_text(differences: Sequence[float]) -> str:
+    """Mean difference with its interval, in bold where 0 is outside."""
+    if len(differences) < 2:
+        return "fewer than two seeds"
     if not any(differences):
-        return "the same run so far | "
+        return "the same run so far"
     mean, half = statistics.fmean(differences), half_width(differences)
     shown = f"{mean:+.3f} ± {half:.3f}"
-    return f"{f'**{shown}**' if abs(mean) > half else shown} | {detectable(differences):.3f}"
+    return f"**{shown}**" if abs(mean) > half else shown
 
 
-def fits_table(size: str = "0.3M", k: int = 8) -> str:
-    """One line a recipe: the fit of the mean over seeds, and its half-budget forecast against what happened."""
-    runs = read_runs(size, k)
-    if not runs:
-        return "Not recorded yet: `python benchmarks/bench_miniature.py`."
-    lines = [
-        "| recipe | tokens | A | 95% interval | B | C_mid, tokens | verdict | end, forecast from half | was |",
-        "|---" * 9 + "|",
-    ]
-    for name, found in runs.items():
-        tokens, scores, _ = mean_curve(found)
-        if tokens[-1] < LATE:
-            continue
-        fit = fit_mean(found)
-        forecast = backtest(fit.points, R0=float(scores[0]), shares=(0.5,))[0]
-        end = float(fit.points.score[-1])
-        expected = "refused" if forecast.fit is None else f"{end + forecast.last_error:.3f}, {forecast.fit.verdict}"
-        low, high = fit.A_interval
-        lines.append(
-            f"| {LABELS[name]} | {tokens[-1]:.2g} | {fit.A:.3f} | {low:.3f} to {high:.3f} | {fit.B:.2f} "
-            f"| {fit.C_mid:,.0f} | {fit.verdict} | {expected} | {end:.3f} |"
-        )
-    return "\n".join(lines)
-
-
-def footer(size: str, k: int, reference: str) -> str:
-    """Where the numbers of one size come from."""
-    mine = [row for row in read_rows("miniature") if (row["case"]["size"], row["case"]["k"]) == (size, k)]
-    case, last = mine[-1]["case"], mine[-1]
-    seeds = sorted({row["case"]["seed"] for row in mine})
-    commits = commits_text(mine)
+def footer(group: Group, reference: str, rows: Mapping[str, Sequence[Row]]) -> str:
+    """Where the numbers of one group's labelled rows come from."""
+    flat = [row for found in rows.values() for row in found]
+    seeds = len({row["case"]["seed"] for row in flat})
     return (
-        f"{size} parameters, {len(seeds)} seeds, each with a warm start of its own that all recipes share; k = {k} "
-        f"optimizer steps of 32 x 16 responses on a generated batch, learning rate {case['lr']:g}; "
-        f"{case['train_problems']:,} training problems; {case['test_problems']:,} held-out problems, 4 samples each. "
-        f"Differences to *{reference}* within seeds with 95% intervals, in bold where 0 is outside; *detectable*: what "
-        f"{len(seeds)} seeds of this spread show in 80% of tries. {last['hardware']}, driver {last['driver']}, torch "
-        f"{last['versions']['torch']}; commit {commits}; `bench_miniature.py`."
+        f"{_sizes(group, flat)}; {group.problems:,} training problems; {shared(flat, 'test_problems'):,} held-out "
+        f"problems, 4 samples each. Differences to *{reference}* within seeds with 95% intervals, in bold where 0 is "
+        f"outside; *detectable*: what {seeds} seeds of this spread show in 80% of tries. {provenance(rows)}; "
+        "`bench_miniature.py`."
     )
 
 
-def draw(path: Path = PICTURE, size: str = "0.3M", k: int = 8) -> None:
-    """Fitted curves of ScaleRL, ScaleRL without no-positive-resampling and the baselines."""
-    runs = read_runs(size, k)
-    names = ("scalerl", "no_positive_resampling_off", "grpo", "dapo", "gspo")
-    labels = LABELS | {"no_positive_resampling_off": "ScaleRL, all problems kept"}
-    fits = {labels[name]: fit_mean(runs[name]) for name in names if name in runs}
-    seeds = len(runs[REFERENCE])
-    title = f"{size} parameters, k = {k}, mean over {seeds} seeds"
-    write_plot(fits, path, "sampled tokens", title=title)
+def _sizes(group: Group, rows: Sequence[Row]) -> str:
+    seeds = len({row["case"]["seed"] for row in rows})
+    return (
+        f"{group.size} parameters, {seeds} seeds, each with a warm start of its own that all recipes share; "
+        f"k = {group.k} optimizer steps of 32 x 16 responses on a generated batch, learning rate {shared(rows, 'lr'):g}"
+    )
 
 
 def kept_table() -> str:
@@ -219,7 +171,57 @@ def kept_table() -> str:
 
 def larger_table() -> str:
     """The larger model, as far as it was run."""
-    return comparison_table("3M", 8, (0.4e6,))
+    return comparison_table(Group("3M"), (0.4e6,))
+
+
+def many_table() -> str:
+    """ScaleRL and GRPO on many problems beside themselves on few, and beside each other, within seeds."""
+    rows = {(num, name): found for num in (FEW, MANY) for name, found in _main_rows(num).items()}
+    if not any(num == MANY for num, _ in rows):
+        return (
+            f"Not run yet: `python benchmarks/bench_miniature.py --warm warm/0.3M --out out/0.3M.{MANY} "
+            f"--train-problems {MANY} --recipe scalerl --recipe grpo`."
+        )
+    runs = {key: points_of({"": found})[""] for key, found in rows.items()}
+    budgets = _common_budgets([points for found in runs.values() for points in found.values()])
+    heads = [f"pass rate at {b / 1e6:g}M tokens | to itself with {FEW:,} | to ScaleRL" for b in budgets]
+    lines = [f"| training problems | recipe | {' | '.join(heads)} |", "|---" * (2 + 3 * len(budgets)) + "|"]
+    p: dict[tuple[str, float], float] = {}
+    for (num, name), found in runs.items():
+        cells = []
+        for budget in budgets:
+            score = mean_at(found, budget)
+            cells.append("not run so far" if score is None else f"{score:.3f}")
+            for other, what in (((FEW, name), f"to {FEW:,}"), ((num, REFERENCE), "to ScaleRL")):
+                if other == (num, name) or other not in runs:
+                    cells.append("")
+                    continue
+                differences = paired(found, runs[other], budget)
+                _add_p(p, (f"{LABELS[name]} with {num:,} {what}", budget), differences)
+                cells.append(difference_text(differences))
+        lines.append(f"| {num:,} | {_of_seeds(name, len(found))} | {' | '.join(cells)} |")
+    told = {f"{LABELS[name]} with {num:,}": list(found.values()) for (num, name), found in rows.items()}
+    flat = [row for found in told.values() for row in found]
+    lines.append(
+        f"\n{_sizes(Group(), flat)}; {shared(flat, 'test_problems'):,} held-out problems, 4 samples each. Differences "
+        f"within seeds with 95% intervals, in bold where 0 is outside. {provenance(told)}; `bench_miniature.py`. "
+        f"{correction(p)}"
+    )
+    return "\n".join(lines)
+
+
+def _main_rows(num: int) -> dict[str, dict[int, Row]]:
+    return {name: found for name, found in read_group(Group(problems=num)).items() if name in MANY_NAMES}
+
+
+def _of_seeds(name: str, num: int) -> str:
+    return f"{LABELS[name]}, {num} seed{'s' * (num > 1)}"
+
+
+def _common_budgets(runs: Sequence[Points]) -> list[float]:
+    """The early budget, and the last tenth of a million tokens that all runs reach."""
+    last = math.floor(min(points["tokens"][-1] for points in runs) / 1e5) * 1e5
+    return [EARLY, last] if last > EARLY else [last]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 import baselines
 import command_table
 import evidence_table
+import miniature_fits
 import miniature_table
 import patch_table
 import reference
@@ -199,8 +200,9 @@ FILES: dict[str, Parts] = {
     "docs/scaling.md": {"fit": fit_table},
     "docs/evidence.md": {
         "miniature": miniature_table.comparison_table,
-        "fits": miniature_table.fits_table,
+        "fits": miniature_fits.fits_table,
         "kept": miniature_table.kept_table,
+        "many": miniature_table.many_table,
         "larger": miniature_table.larger_table,
         "mismatch": evidence_table.mismatch_table,
         "off-policy": evidence_table.off_policy_table,

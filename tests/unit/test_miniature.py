@@ -17,7 +17,6 @@ bench = load_benchmark_module("bench_miniature")
 recipes = load_benchmark_module("miniature_recipe")
 rollout = load_benchmark_module("miniature_rollout")
 train = load_benchmark_module("miniature_train")
-table = load_benchmark_module("miniature_table")
 StackedModels = load_benchmark_module("miniature_model").StackedModels
 
 
@@ -300,23 +299,6 @@ def test_mastered_problems_leave_from_the_second_epoch_on() -> None:
     assert epochs.num_dropped == 1
 
 
-def test_differences_are_taken_within_seeds(tmp_path: Path) -> None:
-    def points(*scores: float) -> dict:
-        return {"tokens": [0, 100, 10_000], "pass_rate": list(scores)}
-
-    runs = {
-        "scalerl": {0: points(0.1, 0.2, 0.4), 1: points(0.1, 0.3, 0.5), 2: points(0.1, 0.4, 0.6)},
-        "grpo": {0: points(0.1, 0.2, 0.5), 1: points(0.1, 0.3, 0.7), 2: points(0.1, 0.4, 0.9)},
-    }
-    assert table.score_at(runs["scalerl"][0], 1_000) == pytest.approx(0.3)
-    assert table.score_at(runs["scalerl"][0], 10_001) is None
-    differences = table.paired(runs, "grpo", "scalerl", 10_000)
-    assert differences == pytest.approx([0.1, 0.2, 0.3])
-    # Student's t with two degrees of freedom: 4.303 at 97.5%, 1.061 at 80%; standard deviation 0.1
-    assert table.half_width(differences) == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
-    assert table.detectable(differences) == pytest.approx((4.303 + 1.061) * 0.1 / 3**0.5, rel=1e-3)
-
-
 @pytest.mark.parametrize(("updates", "note"), [(16, None), (32, "ended before its last update")])
 def test_a_run_becomes_a_row_that_says_if_it_was_cut_off(tmp_path: Path, updates: int, note: str | None) -> None:
     facts = {"impl": "grpo", "case": {"k": 1}, "facts": {"commit": "c"}, "updates": updates}
@@ -345,9 +327,3 @@ def test_recorded_runs_that_were_cut_off_are_marked() -> None:
         words = row["command"].split()
         asked = int(words[words.index("--updates") + 1])
         assert (row["points"]["updates"][-1] < asked) == (row.get("note") == bench.ENDED), row["run_id"]
-
-
-def test_no_comparison_is_called_significant_that_chance_among_all_explains() -> None:
-    """Holm's method by hand: .01 x 3, .02 x 2, .04 x 1 of three; the larger stays above the smaller before it."""
-    assert table.holm({"b": 0.02, "a": 0.01, "c": 0.04}) == pytest.approx({"a": 0.03, "b": 0.04, "c": 0.04})
-    assert table.holm({"a": 0.02, "b": 0.021}) == pytest.approx({"a": 0.04, "b": 0.04})
