@@ -44,6 +44,14 @@ def mismatch_table() -> str:
     return "\n".join(lines)
 
 
+def filling(points: dict[str, Any]) -> str:
+    """Share of all steps' seconds that the trainer waited in its first, for a pipeline's batches; empty without one."""
+    if "idle_fraction" not in points:
+        return ""
+    steps = [(second, idle) for second, idle in zip(points["step_s"], points["idle_fraction"], strict=True) if second]
+    return f"{steps[0][0] * steps[0][1] / sum(second for second, _ in steps):.0%}"
+
+
 def off_policy_table() -> str:
     """Eight versions of staleness both ways: pass rate and device-seconds at equal work."""
     names = {"pipeline_rl": "PipelineRL-8, one device trains and one generates", "ppo_off_policy": "PPO-off-policy-8"}
@@ -51,8 +59,9 @@ def off_policy_table() -> str:
     if not all(found.values()):
         return "Not recorded yet: `python benchmarks/bench_evidence.py`."
     lines = [
-        "| | seed | pass rate at the start | after 8 | 16 | 24 steps | CPU-seconds | devices | device-seconds |",
-        "|---" * 9 + "|",
+        "| | seed | pass rate at the start | after 8 | 16 | 24 steps | CPU-seconds | devices | device-seconds "
+        "| of them before the first batch was there |",
+        "|---" * 10 + "|",
     ]
     for name, label in names.items():
         for seed, row in sorted(found[name].items()):
@@ -62,7 +71,8 @@ def off_policy_table() -> str:
             devices = row["num_devices"]
             shown = " | ".join(f"{rate:.3f} ± {error:.3f}" for rate, error in rates)
             used = max(value for value in points["cpu_s"] if value is not None)
-            lines.append(f"| {label} | {seed} | {shown} | {used:,.0f} | {devices} | {seconds * devices:,.0f} |")
+            spent = f"{used:,.0f} | {devices} | {seconds * devices:,.0f} | {filling(points)}"
+            lines.append(f"| {label} | {seed} | {shown} | {spent} |")
     rows = [row for runs in found.values() for row in runs.values()]
     last = rows[0]
     commits = commits_text(rows)

@@ -18,6 +18,7 @@ import baselines
 import command_table
 import evidence_table
 import miniature_fits
+import miniature_notes
 import miniature_table
 import patch_table
 import reference
@@ -204,6 +205,7 @@ FILES: dict[str, Parts] = {
         "kept": miniature_table.kept_table,
         "many": miniature_table.many_table,
         "larger": miniature_table.larger_table,
+        **miniature_notes.PARTS,
         "mismatch": evidence_table.mismatch_table,
         "off-policy": evidence_table.off_policy_table,
     },

@@ -327,3 +327,14 @@ def test_recorded_runs_that_were_cut_off_are_marked() -> None:
         words = row["command"].split()
         asked = int(words[words.index("--updates") + 1])
         assert (row["points"]["updates"][-1] < asked) == (row.get("note") == bench.ENDED), row["run_id"]
+
+
+def test_recorded_runs_of_a_seed_have_one_warm_start() -> None:
+    """Before training, recipes differ by sampling and by how overlong responses end (.01); seeds differ by .04."""
+    starts: dict[tuple, list[float]] = {}
+    for row in bench.read_rows("miniature"):
+        key = (row["case"]["size"], row["case"]["seed"])
+        starts.setdefault(key, []).append(row["points"]["pass_rate"][0])
+    assert len(starts) >= 8
+    apart = {key: max(rates) - min(rates) for key, rates in starts.items()}
+    assert {key: gap for key, gap in apart.items() if gap > 0.05} == {}

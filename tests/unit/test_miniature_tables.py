@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 
 from scalerl_verl.scaling import sigmoid
-from tests.recipe_modules import load_benchmark_module
+from tests.recipe_modules import load_benchmark_module, load_quickstart_module
 
 bench = load_benchmark_module("bench_miniature")
 runs = load_benchmark_module("miniature_runs")
 table = load_benchmark_module("miniature_table")
 fits = load_benchmark_module("miniature_fits")
+notes = load_benchmark_module("miniature_notes")
+evidence = load_benchmark_module("evidence_table")
 
 GPU, CPU = "a GPU", "a processor"
 
@@ -234,3 +237,56 @@ def test_a_folder_without_models_is_told_how_to_make_them(tmp_path: Path) -> Non
     assert bench.find_seeds(tmp_path, [10]) == [10]
     with pytest.raises(ValueError, match=r"models of seeds 3, 10, and --seeds 3 4 were asked for.*--seed 4"):
         bench.find_seeds(tmp_path, [3, 4])
+
+
+def test_permutations_of_training_sums_are_counted() -> None:
+    """Signs belong to terms: 7-5+3 is 3+7-5, and not 5+7-3."""
+    training = [(3, 7, -5), (2, 2), (9,)]
+    assert notes.permuted_share([(7, -5, 3), (5, 7, -3), (2, 2), (2, 2, 2)], training) == 0.5
+
+
+def test_share_of_permutations_is_that_of_the_task() -> None:
+    """Against every order of the terms that is a sum of the quickstart, written out."""
+    task = load_quickstart_module("task")
+    held_out = task.sample_problems(0, 40, True, True)
+    training = task.sample_problems(0, 2048, False, True)
+    texts = {problem.text for problem in training}
+    orders = [{task.Problem(order).text for order in permutations(p.terms) if order[0] > 0} for p in held_out]
+    share = notes.permuted_share([p.terms for p in held_out], [p.terms for p in training])
+    assert 0 < share < 1 and share == sum(bool(order & texts) for order in orders) / 40
+    assert not texts & {problem.text for problem in held_out}
+
+
+def test_notes_tell_the_recorded_numbers() -> None:
+    """Two seeds of 0, 16, 32 and 48 steps, worked out by hand."""
+    made = {name: {} for name in ("scalerl", "grpo", "dapo", runs.KEPT)}
+    for seed in (0, 1):
+        up = 0.1 * seed
+        tokens = [0, 3e5, 9e5, 2e6]
+
+        def of(scores: list[float], up: float = up, **columns: list[float | None]) -> dict[str, Any]:
+            steps = [0, 16, 32, 48]
+            return points(steps, tokens, [score + up for score in scores]) | columns
+
+        counts = {"dropped": [None, 0, 0, 100 + 10 * seed], "kept_fraction": [None, 0.8, 0.5, 0.2 + up]}
+        made["scalerl"][seed] = of([0.22 + up / 10, 0.5, 0.7, 0.6 + up / 2], **counts)
+        made["grpo"][seed] = of([0.2, 0.5, 0.6, 0.7], prompts=[None, 256, 256, 256])
+        made["dapo"][seed] = of([0.2, 0.5, 0.6, 0.7], prompts=[None, 300 + seed * 20, 400, 900 + seed * 100])
+        made[runs.KEPT][seed] = of([0.2, 0.5, 0.7, 0.75 + up / 10])
+    assert notes.dropped_table(made).splitlines()[2:] == ["| 32 | 0.90M | 0 | 50% | 0.750 |"]
+    text = notes.decline_text(made)
+    assert "highest after 32 steps, at 0.750, and after 48 at 0.675" in text
+    assert table.difference_text([-0.1, -0.05]) in text  # from .7 to .6, from .8 to .75
+    assert f"At 2.00M tokens, the last that all runs of both have, its difference to *{runs.LABELS[runs.KEPT]}*" in text
+    assert table.difference_text([-0.15, -0.11]) in text
+    assert table.difference_text([0.02, 0.03]) in notes.start_text(made)
+    text = notes.passes_text(made)
+    assert "a batch of 256 it goes through 310 before the validation at step 16 and through 950 of 2,048" in text
+    assert "(the most: 1,000 before step 48)" in text
+
+
+def test_time_before_the_first_batch() -> None:
+    """Nine tenths of the first step's 10 s, of 20 s."""
+    measured = {"step_s": [None, 10.0, 6.0, 4.0], "idle_fraction": [None, 0.9, 0.1, 0.0]}
+    assert evidence.filling(measured) == "45%"
+    assert evidence.filling({"step_s": [None, 10.0]}) == ""

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/evidence.md tells of the miniature beside its tables, computed from the recorded runs and the task."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from evidence_table import runs_named
+from miniature_runs import FEW, KEPT, LABELS, REFERENCE, Group, Points, Runs, paired, points_of, read_group
+from miniature_table import EARLY, MANY, difference_text
+from rows import REPO
+
+Terms = tuple[int, ...]
+Part = Callable[[Runs], str]
+NOT_YET = "Not recorded yet: `python benchmarks/bench_miniature.py`."
+
+
+def permuted_share(held_out: Sequence[Terms], training: Iterable[Terms]) -> float:
+    """Share of held-out sums whose signed terms are those of a training sum in another order."""
+    known = {tuple(sorted(terms)) for terms in training}
+    return sum(tuple(sorted(terms)) in known for terms in held_out) / len(held_out)
+
+
+def overlap_text() -> str:
+    """How much of the held-out problems is a permutation of a training problem, of seed 0."""
+    sys.path.insert(0, str(REPO / "recipes" / "quickstart"))
+    from task import sample_problems
+
+    sums = [problem.terms for problem in sample_problems(0, 1000, True, True)]
+    shares = []
+    for num in (FEW, MANY):
+        training = [problem.terms for problem in sample_problems(0, num, False, True)]
+        shares.append(f"{permuted_share(sums, training):.0%} among {num:,}")
+    return (
+        f"No held-out sum is a training sum. But of the {len(sums):,} many are one with its terms in another order: "
+        f"with seed 0's training problems {' and '.join(shares)}."
+    )
+
+
+def spread_text(runs: Runs) -> str:
+    """Standard deviations over seeds of pass rates, and of differences within seeds."""
+    scores = [points["pass_rate"] for points in runs[REFERENCE].values()]
+    rates = statistics.stdev(rates[0] for rates in scores), statistics.stdev(rates[-1] for rates in scores)
+    spreads = []
+    for found in runs.values():
+        differences = paired(found, runs[REFERENCE], EARLY)
+        if len(differences) > 2 and any(differences):
+            spreads.append(statistics.stdev(differences))
+    return (
+        f"The standard deviation over seeds is {rates[0]:.3f} for ScaleRL's pass rate before training and "
+        f"{rates[1]:.3f} at its end; for differences within seeds at {EARLY / 1e6:g}M tokens it is {min(spreads):.3f} "
+        f"to {max(spreads):.3f}."
+    )
+
+
+def start_text(runs: Runs) -> str:
+    """What interrupting instead of cutting is worth before training."""
+    starts = [
+        runs[REFERENCE][seed]["pass_rate"][0] - points["pass_rate"][0]
+        for seed, points in runs["grpo"].items()
+        if seed in runs[REFERENCE]
+    ]
+    return f"Before any training, ScaleRL's way of validation beside GRPO's is worth {difference_text(starts)}."
+
+
+def passes_text(runs: Runs) -> str:
+    """How many problems DAPO's batches go through."""
+    found = runs["dapo"].values()
+    steps = _shared_steps(runs["dapo"])
+    (first, _), (last, most) = (_mean_and_most([_at(p, "prompts", s) for p in found]) for s in (steps[0], steps[-1]))
+    size = statistics.fmean(_at(points, "prompts", steps[0]) for points in runs["grpo"].values())
+    return (
+        f"Prompts that DAPO replaces are drawn from the same pass over the problems, as verl does it: to fill a batch "
+        f"of {size:.0f} it goes through {first:,.0f} before the validation at step {steps[0]} and through {last:,.0f} "
+        f"of {FEW:,} before that at step {steps[-1]}, in the mean of the seeds. So its passes take fewer optimizer "
+        f"steps than those of the others. Here they are shorter still: seeds draw together until the last one's batch "
+        f"is full (the most: {most:,.0f} before step {steps[-1]}), and what the others drew beyond theirs is gone from "
+        "their pass, not trained on and not paid for."
+    )
+
+
+def _mean_and_most(values: Sequence[float]) -> tuple[float, float]:
+    return statistics.fmean(values), max(values)
+
+
+def dropped_table(runs: Runs) -> str:
+    """Problems left out, prompts with a signal and pass rate of ScaleRL, every second validation."""
+    found = list(runs[REFERENCE].values())
+    lines = ["| optimizer steps | tokens | mastered problems left out | prompts with a signal | pass rate |"]
+    lines.append("|---" * 5 + "|")
+    for step in _shared_steps(runs[REFERENCE])[1::2]:
+        tokens, dropped, kept, rate = (
+            statistics.fmean(_at(points, name, step) for points in found)
+            for name in ("tokens", "dropped", "kept_fraction", "pass_rate")
+        )
+        lines.append(f"| {step} | {tokens / 1e6:.2f}M | {dropped:,.0f} | {kept:.0%} | {rate:.3f} |")
+    return "\n".join(lines)
+
+
+def decline_text(runs: Runs) -> str:
+    """From the highest mean pass rate to the last, within seeds; and the difference to problems drawn again."""
+    found = list(runs[REFERENCE].values())
+    steps = _shared_steps(runs[REFERENCE])
+    means = {step: statistics.fmean(_at(points, "pass_rate", step) for points in found) for step in steps}
+    best, last = max(means, key=means.__getitem__), steps[-1]
+    falls = [_at(points, "pass_rate", last) - _at(points, "pass_rate", best) for points in found]
+    budget = min(points["tokens"][-1] for name in (REFERENCE, KEPT) for points in runs[name].values())
+    gains = paired(runs[REFERENCE], runs[KEPT], budget)
+    return (
+        f"ScaleRL is highest after {best} steps, at {means[best]:.3f}, and after {last} at {means[last]:.3f}: within "
+        f"seeds a change of {difference_text(falls)} (which of {len(steps)} validations is highest is partly luck). "
+        f"At {budget / 1e6:.2f}M tokens, the last that all runs of both have, its difference to *{LABELS[KEPT]}* is "
+        f"{difference_text(gains)}."
+    )
+
+
+def check_text(runs: Runs) -> str:
+    """A run through verl beside the miniature's of the same seed, recipe and number of steps."""
+    verl = runs_named("ppo_off_policy")
+    if not verl:
+        return "Not recorded yet: `python benchmarks/bench_evidence.py`."
+    seed, row = min(verl.items())
+    mine = runs[REFERENCE][seed]
+    batches = next(i for i in row["points"]["step"] if i * Group().k in mine["updates"][1:])
+    place, step = row["points"]["step"].index(batches), batches * Group().k
+    shown = [
+        f"{points['pass_rate'][i]:.3f} ± {points['stderr'][i]:.3f}"
+        for points, i in ((row["points"], place), (mine, mine["updates"].index(step)))
+    ]
+    return (
+        f"PPO-off-policy-8's run checks the miniature: after {step} optimizer steps on a warm start of seed {seed} "
+        f"verl is at {shown[0]}, the miniature at {shown[1]}."
+    )
+
+
+def _shared_steps(runs: Mapping[int, Points]) -> list[int]:
+    """Of validations of all seeds, without that before training."""
+    return sorted(set.intersection(*(set(points["updates"]) for points in runs.values())) - {0})
+
+
+def _at(points: Points, name: str, step: int) -> float:
+    return float(points[name][points["updates"].index(step)])
+
+
+def of_recorded(part: Part) -> Callable[[], str]:
+    """A part of the page on the recorded runs of the small model."""
+
+    def make() -> str:
+        runs = points_of(read_group(Group()))
+        needed: set[Any] = {REFERENCE, KEPT, "grpo", "dapo"}
+        return part(runs) if needed <= set(runs) else NOT_YET
+
+    return make
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "overlap": overlap_text,
+    "spread": of_recorded(spread_text),
+    "start": of_recorded(start_text),
+    "passes": of_recorded(passes_text),
+    "dropped": of_recorded(dropped_table),
+    "decline": of_recorded(decline_text),
+    "check": of_recorded(check_text),
+}
