@@ -51,6 +51,10 @@ class RequestFailedError(ScaleRLError, RuntimeError):
     """A generator gave no result for a request, however often it was asked."""
 
 
+class RewardError(ScaleRLError, ValueError):
+    """A reward function returned no finite number."""
+
+
 class GenerationFailedError(ScaleRLError, RuntimeError):
     """Group after group came to nothing: the fault is not in single prompts."""
 

@@ -92,8 +92,9 @@ def classify_groups(
     bad_B = trains_B & ~np.isfinite(rewards_B)
     if bad_B.any():
         raise ValueError(
-            f"{int(bad_B.sum())} rows that train have a non-finite reward, first row {int(bad_B.argmax())}; rewards "
-            f"must be finite. Correct the reward function or exclude the row by trains_B=False."
+            f"{int(bad_B.sum())} rows that train have a non-finite reward, first row {int(bad_B.argmax())} of prompt "
+            f"{group_ids_B[int(bad_B.argmax())]}; rewards must be finite. Correct the reward function or exclude the "
+            f"row by trains_B=False."
         )
     size_P = np.bincount(group_index_B[trains_B], minlength=num_groups).astype(np.int64)
     mean_P = np.zeros(num_groups, dtype=np.float64)

@@ -14,7 +14,7 @@ from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from scalerl_verl.errors import WeightSyncError
+from scalerl_verl.errors import RequestFailedError, WeightSyncError
 from scalerl_verl.pipeline.engine_checks import require_updatable
 from scalerl_verl.pipeline.versions import VersionLog, oldest_version, truncate_runs
 from scalerl_verl.upstream.vllm.engine_versions import METHOD, RECOMPUTE, SWAP
@@ -78,6 +78,7 @@ class PipelineHttpServer(vLLMHttpServer):
         self._log = VersionLog(NO_VERSION)
         self._inner_ids: dict[str, str] = {}
         self._to_abort: set[str] = set()
+        self._at_gate: set[str] = set()
         self._gate = asyncio.Event()
         self._gate.set()
         self._num_entering = 0
@@ -116,10 +117,14 @@ class PipelineHttpServer(vLLMHttpServer):
 
     async def _enter(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's ``add_request``, never in the middle of a weight update and salted with the version."""
+        self._at_gate.add(request_id)
         while not self._gate.is_set():
             await self._gate.wait()
+        self._at_gate.discard(request_id)
         if self._given_up:
             raise self.engine.dead_error
+        if request_id in self._to_abort:
+            raise RequestFailedError(f"request {request_id} was aborted while it waited for a weight update")
         self._num_entering += 1
         try:
             self._log.begin(request_id)
@@ -152,6 +157,7 @@ class PipelineHttpServer(vLLMHttpServer):
             self._log.drop(request_id)
             self._inner_ids.pop(request_id, None)
             self._to_abort.discard(request_id)
+            self._at_gate.discard(request_id)
             self._clock.end()
         self._clock.num_tokens += num_tokens
         output.extra_fields["versions"] = [list(run) for run in runs]
@@ -226,6 +232,9 @@ class PipelineHttpServer(vLLMHttpServer):
 
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = False) -> dict[str, Any]:
         """Abort one request by the id it was sent with; ``aborted`` tells whether the engine has let go of it."""
+        if request_id in self._at_gate:  # who sent it has sent another by now: it must not enter
+            self._to_abort.add(request_id)
+            return {"aborted": True, "request_id": request_id}
         inner_id = self._inner_ids.get(request_id)
         if inner_id is None:
             return {"aborted": False, "request_id": request_id, "error": "no such request in this engine"}

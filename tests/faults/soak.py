@@ -2,9 +2,10 @@
 """``python -m tests.faults.soak --steps 200 --out FOLDER``: a long pipeline run on the CPU under faults.
 
 Two generators, k = 2, a checkpoint every ten steps. Every few steps one of `FAULTS` is done to it; whenever the run
-ends it is started again from its last checkpoint. In the end every prompt has trained equally often, no token was older
-than k, and while an attempt lasted its processes' memory and files stayed flat. Writes FOLDER/soak.json; exit code 1 if
-one of these does not hold.
+ends it is started again from its last checkpoint. In the end every prompt has trained as often as the order of the data
+says, but for what the run itself reported as given up, and that among the rows whose reward was made to fail; no token
+was older than k; and while an attempt lasted its processes' memory and files stayed flat. Writes FOLDER/soak.json; exit
+code 1 if one of these does not hold.
 
 The full disk is a real one (a tmpfs that is filled up), which takes the right to mount.
 """
@@ -22,12 +23,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, launch_verl, make_assets
 from tests.e2e.pipeline_data import read_responses
 from tests.e2e.test_pipeline import LONG, PRESETS
+from tests.recipe_modules import load_benchmark_module
 
 K, NUM_ROWS, SAVE_EVERY = 2, 32, 10
 FAULTS = (
@@ -40,10 +43,20 @@ FAULTS = (
     "killed trainer",
 )
 DISK_MIB = 256
+LEARNING_RATE = 1e-5
+"""Weights change with every version, yet responses stay long enough to see several."""
 MIN_STEPS = 25
 """Steps of an attempt before which nothing is said of its memory: caches and allocators still fill."""
 GROWTH_KIB, GROWTH_FILES = 150.0, 0.1
 """A step: a leak of a batch (32 responses of 160 tokens with their log-probs, 40 KiB, in several copies) would show."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What was sampled each second, and the metrics of the steps it did."""
+
+    samples: list[dict[str, Any]]
+    metrics: dict[int, dict[str, float]]
 
 
 class Harm:
@@ -60,6 +73,7 @@ class Harm:
         self.folder, self.disk, self.every = folder, disk, every
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
+        self.harmed_rows: set[int] = set()
         self.next_step, self.num = every, 0
         self.samples: list[dict[str, Any]] = []
         self.until = 0.0
@@ -81,6 +95,7 @@ class Harm:
     def _do(self, fault: str, processes: set[int]) -> bool:
         if fault.endswith("reward"):
             rows = self.random.sample(range(NUM_ROWS), 3)
+            self.harmed_rows.update(rows)
             (self.folder / "weights" / "faults.json").write_text(json.dumps({fault.split()[0]: rows}))
             self.until = time.monotonic() + 8
             return True
@@ -165,25 +180,34 @@ def _median(history: list[tuple[int, str, int, int]], column: int) -> float:
     return float(values[len(values) // 2])
 
 
-def judge(folder: Path, steps: int, attempts: list[list[dict[str, Any]]]) -> tuple[dict[str, Any], list[str]]:
+def judge(folder: Path, steps: int, harm: Harm, attempts: list[Attempt]) -> tuple[dict[str, Any], list[str]]:
     """(what was seen, what should not have been)."""
     responses = read_responses(folder / "weights")
-    groups = {response.group: response.content for response in responses}
-    times = Counter(groups.values())
+    rows_of_groups = {
+        response.group: int(json.loads(response.content)[0]["content"].split("+")[0]) for response in responses
+    }
     ages = Counter(r.step - 1 - version for r in responses for version, count in r.runs for _ in range(count))
-    grown = [row for samples in attempts for row in growth(samples)]
-    worst = max(grown, key=lambda row: row["kib_a_step"], default=None)
+    grown = [row for attempt in attempts for row in growth(attempt.samples)]
+    # What a run did after its last checkpoint is void: of each step the attempt counts that came last.
+    logged = {step: metrics for attempt in attempts for step, metrics in attempt.metrics.items()}
+    given_up = sum(int(metrics["scalerl/pipeline/groups_given_up_sum"]) for metrics in logged.values())
+    lost = find_lost(Counter(rows_of_groups.values()), steps * NUM_PROMPTS + given_up)
     seen = {
-        "steps": len({r.step for r in responses}), "prompts": len(groups),
-        "trained_times": dict(Counter(times.values())), "tokens_by_age": dict(sorted(ages.items())),
-        "attempts": len(attempts), "worst_growth": worst,
+        "steps": len({r.step for r in responses}), "prompts": len(rows_of_groups), "given_up": given_up,
+        "reissued": sum(int(metrics["scalerl/pipeline/groups_reissued_sum"]) for metrics in logged.values()),
+        "tokens_by_age": dict(sorted(ages.items())), "versions_in_a_response": max(len(r.runs) for r in responses),
+        "attempts": len(attempts), "worst_growth": max(grown, key=lambda row: row["kib_a_step"], default=None),
         "most_files_a_step": max((row["files_a_step"] for row in grown), default=None),
     }  # fmt: skip
     problems = []
-    if seen["steps"] != steps or len(groups) != steps * NUM_PROMPTS:
-        problems.append(f"{seen['steps']} steps with {len(groups)} prompts were trained instead of {steps}")
-    if max(times.values()) - min(times.values()) > (steps * NUM_PROMPTS % NUM_ROWS > 0) or len(times) != NUM_ROWS:
-        problems.append("prompts were lost or trained twice")
+    if seen["steps"] != steps or len(rows_of_groups) != steps * NUM_PROMPTS:
+        problems.append(f"{seen['steps']} steps with {len(rows_of_groups)} prompts were trained instead of {steps}")
+    if set(logged) != set(range(1, steps + 1)):
+        problems.append(f"{len(logged)} steps have metrics")
+    if min(lost.values(), default=0) < 0:
+        problems.append(f"prompts were trained twice: {lost}")
+    if sum(lost.values()) != given_up or not set(lost) <= harm.harmed_rows:
+        problems.append(f"prompts were lost, {given_up} reported as given up: {lost}")
     if max(ages) > K or min(ages) < 0:
         problems.append(f"a token was more than {K} versions old")
     problems += [f"grows: {row}" for row in grown if row["kib_a_step"] > GROWTH_KIB]
@@ -191,9 +215,15 @@ def judge(folder: Path, steps: int, attempts: list[list[dict[str, Any]]]) -> tup
     return seen, problems
 
 
+def find_lost(trained: Counter[int], num_started: int) -> dict[int, int]:
+    """Row -> times it was not trained, of those that ``num_started`` groups in the order of the data would have had."""
+    times = {row: num_started // NUM_ROWS + (row < num_started % NUM_ROWS) for row in range(NUM_ROWS)}
+    return {row: times[row] - trained[row] for row in times if times[row] != trained[row]}
+
+
 def soak(folder: Path, steps: int, every: int, seed: int) -> int:
     assets = make_assets(folder)
-    attempts: list[list[dict[str, Any]]] = []
+    attempts: list[Attempt] = []
     began = time.monotonic()
     with small_disk(folder / "checkpoints") as disk:
         harm = Harm(folder, disk, every, seed)
@@ -202,21 +232,30 @@ def soak(folder: Path, steps: int, every: int, seed: int) -> int:
             f"trainer.v1.pipeline_rl.max_staleness={K}", "trainer.v1.pipeline_rl.request_timeout_s=10",
             f"trainer.save_freq={SAVE_EVERY}", "trainer.max_actor_ckpt_to_keep=2",
             f"trainer.total_training_steps={steps}", "actor_rollout_ref.rollout.n_gpus_per_node=2",
-            "ray_kwargs.ray_init.num_gpus=3", "reward.custom_reward_function.name=faulty_score",
+            "ray_kwargs.ray_init.num_gpus=3", f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
+            "reward.custom_reward_function.name=faulty_score",
         ]  # fmt: skip
         run: VerlRun | None = None
         while run is None or run.code != 0:
-            done = last_step(folder)
+            (folder / "metrics.jsonl").unlink(missing_ok=True)
             run = launch_verl(folder, assets, overrides, dict(CPU_ENVIRONMENT), 3600, harm.each_second)
             harm._relieve()
-            attempts.append(harm.samples)
+            metrics = run.metrics if (folder / "metrics.jsonl").exists() else {}
+            attempts.append(Attempt(harm.samples, metrics))
             harm.samples = []
-            print(f"attempt {len(attempts)}: from step {done} to {last_step(folder)}, exit code {run.code}", flush=True)
+            print(f"attempt {len(attempts)}: exit code {run.code} after step {max(metrics, default=None)}", flush=True)
             if len(attempts) > 4 + 2 * steps // every:
                 print(run.tail())
                 return 1
-        seen, problems = judge(folder, steps, attempts)
-    result = {**seen, "faults": dict(harm.done), "minutes": (time.monotonic() - began) / 60, "problems": problems}
+        seen, problems = judge(folder, steps, harm, attempts)
+    minutes = (time.monotonic() - began) / 60
+    result = {
+        **load_benchmark_module("rows").run_facts("soak"),
+        **seen,
+        "faults": dict(harm.done),
+        "minutes": minutes,
+        "problems": problems,
+    }
     (folder / "soak.json").write_text(json.dumps(result, indent=1))
     print(json.dumps(result, indent=1))
     return int(bool(problems))

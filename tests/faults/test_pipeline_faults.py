@@ -23,6 +23,8 @@ from tests.e2e.test_pipeline import LONG, PREFIX, PRESETS, RECIPE
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 STEPS, SAVE_EVERY, KILLED, NUM_ROWS = 16, 3, 5, 32
+POISONED = 3
+"""Row of the data whose reward is NaN where the reward function is `faulty_score`."""
 
 
 def last_step(folder: Path) -> int:
@@ -145,8 +147,10 @@ def test_compute_of_a_killed_run_is_neither_lost_nor_counted_twice(
 
 @pytest.fixture(scope="module")
 def bereaved(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """The whole recipe, k = 0, with two generators, one of which is killed in the middle."""
+    """The whole recipe, k = 0, with two generators, one of which is killed in the middle; one row's reward is NaN."""
     folder = tmp_path_factory.mktemp("bereaved")
+    (folder / "weights").mkdir()
+    (folder / "weights" / "faults.json").write_text(json.dumps({"poisoned": [POISONED]}))
     done: list[int] = []
 
     def kill_one_generator(processes: set[int]) -> None:
@@ -166,6 +170,7 @@ def bereaved(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
         "actor_rollout_ref.rollout.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=3",
         "trainer.total_training_steps=7",
+        "reward.custom_reward_function.name=faulty_score",
         presets=RECIPE,
         folder=folder,
         each_second=kill_one_generator,
@@ -191,8 +196,22 @@ def test_prompts_of_a_dead_generator_are_trained(bereaved: VerlRun) -> None:
     assert bereaved.code == 0, bereaved.tail()
     responses: list[Response] = read_responses(bereaved.folder / "weights")
     assert len({r.group for r in responses}) == 7 * NUM_PROMPTS
-    contents = Counter({r.group: r.content for r in responses}.values())
-    assert len(contents) == 32, "the first pass over the data misses a prompt"
+    contents = {r.content for r in responses}
+    assert len(contents) == 31, "the first pass over the data misses a prompt"
+
+
+def test_group_with_a_reward_of_nan_is_tried_again_and_given_up(bereaved: VerlRun) -> None:
+    """Fault: one poisoned row ends the run."""
+    assert bereaved.code == 0, bereaved.tail()
+    trained = [r.content for r in read_responses(bereaved.folder / "weights")]
+    assert not [content for content in trained if f'"{POISONED}+1"' in content]
+    counts = {
+        name: sum(metrics[f"{PREFIX}/groups_{name}_sum"] for metrics in bereaved.metrics.values())
+        for name in ("reissued", "given_up")
+    }
+    # The row comes twice in seven steps and is tried three times; the dead generator may add to the first.
+    assert counts["given_up"] == 2 and counts["reissued"] >= 4
+    assert "RewardError: the reward of a response is nan" in bereaved.log
 
 
 def test_k_0_is_exactly_on_policy_even_then(bereaved: VerlRun) -> None:

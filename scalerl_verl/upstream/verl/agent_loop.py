@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell an agent loop what its response is for and which tokens end a turn, and the trainer what the loop raised."""
+"""Tell an agent loop what its response is for and which tokens end a turn, and the trainer what came to nothing."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def _build_context(original: Any, module: ModuleType) -> Any:
     return _run_agent_loop
 
 
+def _build_score(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    async def _compute_score(self: Any, outputs: Any, kwargs: Any) -> None:
+        await original(self, outputs, kwargs)
+
+        from scalerl_verl.plugins.agent_loop import require_finite_reward
+
+        require_finite_reward(self.config, outputs[-1])
+
+    return _compute_score
+
+
 SPECS = (
     PatchSpec(
         name="verl.agent_loop.context",
@@ -43,6 +55,21 @@ SPECS = (
         when="named",
         removal="verl passes the trajectory's `validate` and the generation config to agent loops, and tags failed "
         "prompts with their error",
+        late_ok=True,
+    ),
+    PatchSpec(
+        name="verl.agent_loop.score",
+        module="verl.experimental.agent_loop.agent_loop",
+        target="AgentLoopWorker._compute_score",
+        build=_build_score,
+        kind="wrap",
+        why="A reward that is no finite number goes into the batch, where it ends the run; in a pipeline run the group "
+        "can be tried again, or given up, as one whose reward function raises.",
+        distribution="verl",
+        versions=">=0.9.0,<0.10",
+        sources=("6cfa321612555ae3104b245a0dbda7bac32843878a0069e16b605d6338e3c80e",),
+        when="named",
+        removal="verl fails a prompt whose reward is not finite",
         late_ok=True,
     ),
 )
