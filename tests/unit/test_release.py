@@ -24,16 +24,21 @@ DESCRIPTION = "docs/package/description.md"
 SOURCES = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "scalerl_verl", DESCRIPTION)
 
 
+def copy_sources(folder: Path) -> Path:
+    """Copy what the archives are made from to the new ``folder``, and return it."""
+    for name in SOURCES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if (REPO / name).is_dir():
+            shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPO / name, folder / name)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(wheel, sdist), built from a copy of what they may hold and what they must not."""
-    source = tmp_path_factory.mktemp("source")
-    for name in SOURCES:
-        if (REPO / name).is_dir():
-            shutil.copytree(REPO / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(REPO / name, source / name)
+    source = copy_sources(tmp_path_factory.mktemp("source"))
     for name in ("tests", "benchmarks", "docs", "recipes"):
         (source / name).mkdir(exist_ok=True)
         (source / name / "__init__.py").write_text("")
