@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel in a bare verl environment, by the commands of docs/release.md, and the processes that the doctor starts."""
+"""The wheel in a bare verl environment by the commands of docs/release.md, and the processes that the doctor starts."""
 
 from __future__ import annotations
 
