@@ -17,6 +17,7 @@ def find_pages(repo: Path = REPO) -> list[Path]:
         repo / "README.md",
         repo / "patches" / "README.md",
         repo / "tests" / "gpu" / "README.md",
+        repo / "docs" / "package" / "description.md",
         *sorted((repo / "docs").glob("*.md")),
         *sorted((repo / "recipes").glob("*/README.md")),
     ]

@@ -9,29 +9,38 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import xml.etree.ElementTree as ElementTree
 import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
+import markdown
 import pytest
 
 import scalerl_verl
 from tests.recipe_modules import REPO
 
-SOURCES = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "scalerl_verl")
+DESCRIPTION = "docs/package/description.md"
+SOURCES = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "scalerl_verl", DESCRIPTION)
+
+
+def copy_sources(folder: Path) -> Path:
+    """Copy what the archives are made from to the new ``folder``, and return it."""
+    for name in SOURCES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if (REPO / name).is_dir():
+            shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPO / name, folder / name)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(wheel, sdist), built from a copy of what they may hold and what they must not."""
-    source = tmp_path_factory.mktemp("source")
-    for name in SOURCES:
-        if (REPO / name).is_dir():
-            shutil.copytree(REPO / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(REPO / name, source / name)
+    source = copy_sources(tmp_path_factory.mktemp("source"))
     for name in ("tests", "benchmarks", "docs", "recipes"):
-        (source / name).mkdir()
+        (source / name).mkdir(exist_ok=True)
         (source / name / "__init__.py").write_text("")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist"]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300)
@@ -80,7 +89,22 @@ def test_sdist_makes_the_same_package(archives: tuple[Path, Path]) -> None:
     assert {"LICENSE", "README.md", "setup.cfg", "pyproject.toml"} <= names
     mine = {name for name in files if name.startswith("scalerl_verl/")}
     assert mine == {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("scalerl_verl/")}
-    assert not [name for name in files if name.split("/")[0] in ("tests", "benchmarks", "docs", "recipes")]
+    assert [n for n in files if n.split("/")[0] in ("tests", "benchmarks", "docs", "recipes")] == [DESCRIPTION]
+
+
+def test_description_can_be_read_outside_of_the_repository(archives: tuple[Path, Path]) -> None:
+    """On the page of a package index a path leads nowhere."""
+    wheel, _ = archives
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        meta = email.message_from_bytes(archive.read(name))
+    assert meta["Description-Content-Type"] == "text/markdown"
+    text = (REPO / DESCRIPTION).read_text()
+    payload = meta.get_payload(decode=True)
+    assert isinstance(payload, bytes) and payload.decode().strip() == text.strip()
+    elements = ElementTree.fromstring(f"<page>{markdown.markdown(text, extensions=['fenced_code'])}</page>").iter()
+    addresses = [value for element in elements for key, value in element.items() if key in ("href", "src")]
+    assert addresses and [address for address in addresses if not address.startswith("https://")] == []
 
 
 def test_version_stands_in_one_place() -> None:

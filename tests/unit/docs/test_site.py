@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -18,6 +17,7 @@ import scalerl_verl
 from scalerl_verl import metrics
 from scalerl_verl.plugins import curriculum_settings, names
 from tests.recipe_modules import REPO
+from tests.unit.docs.test_commands import PAGES
 
 DOCS = REPO / "docs"
 PACKAGE = Path(scalerl_verl.__file__).parent
@@ -43,11 +43,13 @@ class Resources(HTMLParser):
             self.found.append(given.get("href") or "")
 
 
-def build(docs: Path, folder: Path) -> Path:
-    """The site of a docs folder, made where no connection can be opened."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, made where no connection can be opened."""
+    folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(NO_NETWORK)
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    command = ["-m", "mkdocs", "build", "--strict", "--config-file", str(docs / "mkdocs" / "mkdocs.yml")]
+    command = ["-m", "mkdocs", "build", "--strict", "--config-file", str(DOCS / "mkdocs" / "mkdocs.yml")]
     command += ["--site-dir", str(folder / "html")]
     environment = {**os.environ, "PYTHONPATH": path, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
@@ -55,16 +57,12 @@ def build(docs: Path, folder: Path) -> Path:
     return folder / "html"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(DOCS, tmp_path_factory.mktemp("site"))
-
-
 def test_site_builds_without_a_warning(site: Path) -> None:
     pages = {path.stem for path in DOCS.glob("*.md")}
     assert {path.stem for path in site.glob("*.html")} == pages | {"404"}
     assert (site / "search" / "search_index.json").is_file()
-    assert not (site / "mkdocs").exists(), "what builds the site is no part of it"
+    folders = {path.name for path in DOCS.iterdir() if path.is_dir()}
+    assert not [name for name in folders if (site / name).exists()], "what builds the site is no part of it"
 
 
 def test_readers_fetch_nothing_from_elsewhere(site: Path) -> None:
@@ -83,26 +81,30 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     assert [path.stem for path in DOCS.glob("*.md") if f'href="{path.stem}.html"' not in index] in ([], ["index"])
 
 
-def test_recorded_page_takes_its_place_once_it_is_there(tmp_path: Path) -> None:
-    docs = shutil.copytree(DOCS, tmp_path / "docs")
-    (docs / "evidence.md").write_text("# Evidence\n")
-    (tmp_path / "out").mkdir()
-    index = (build(docs, tmp_path / "out") / "index.html").read_text()
-    assert index.index('href="troubleshooting.html"') < index.index('href="evidence.html"')
+def anchors_of(page: Path) -> set[str]:
+    lines = [line for line in page.read_text().splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines}
 
 
-def test_link_of_the_readme_leads_somewhere() -> None:
-    text = (REPO / "README.md").read_text()
-    links = re.findall(r"\]\((?!https?:)([^)#]+)(#[^)]*)?\)", text)
-    assert len(links) > 10
-    assert [name for name, _ in links if not (REPO / name).exists()] == []
-    headings = {
-        path.name: {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines}
-        for path in DOCS.glob("*.md")
-        for lines in [[line for line in path.read_text().splitlines() if line.startswith("#")]]
-    }
+@pytest.mark.parametrize("page", PAGES.find_pages(), ids=lambda path: str(path.relative_to(REPO)))
+def test_link_of_a_page_leads_somewhere(page: Path) -> None:
+    """Those between pages of docs/ the build checks, too; the others are read where the repository is."""
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", page.read_text())
     for name, anchor in links:
-        assert not anchor or anchor[1:] in headings[Path(name).name], name + anchor
+        target = page.parent / name if name else page
+        assert target.exists(), name
+        assert not anchor or anchor[1:] in anchors_of(target), name + anchor
+    assert len(links) > 10 or page != REPO / "README.md"
+
+
+def test_every_folder_has_a_line_in_the_architecture() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    inside = [path for folder in ("scalerl_verl", "recipes") for path in (REPO / folder).iterdir() if path.is_dir()]
+    folders = {str(path.relative_to(REPO)) for path in inside if path.name != "__pycache__"}
+    assert len(folders) > 15
+    recipes = text[text.index("| `recipes/tiny-gpu/`") :].splitlines()[0]
+    named = {f"recipes/{name}" for name in re.findall(r"`([\w-]+)/`", recipes)}
+    assert sorted(name for name in folders - named if f"`{name}/" not in text) == []
 
 
 def texts_of(tree: ast.AST) -> list[str]:
