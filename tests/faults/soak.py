@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.faults.soak --steps 200 --out FOLDER``: a long pipeline run on the CPU under faults.
+"""``python -m tests.faults.soak --steps 300 --out FOLDER``: a long pipeline run on the CPU under faults.
 
 Two generators, k = 2, a checkpoint every ten steps. Every few steps one of `FAULTS` is done to it; whenever the run
 ends it is started again from its last checkpoint. In the end every prompt has trained as often as the order of the data
 says, but for what the run itself reported as given up, and that among the rows whose reward was made to fail; no token
-was older than k; and while an attempt lasted its processes' memory and files stayed flat. Writes FOLDER/soak.json; exit
-code 1 if one of these does not hold.
+was older than k; and over the last steps, which are left alone, every process' memory and files stayed flat. Writes
+FOLDER/soak.json; exit code 1 if one of these does not hold.
 
 The full disk is a real one (a tmpfs that is filled up), which takes the right to mount.
 """
@@ -43,10 +43,14 @@ FAULTS = (
     "killed trainer",
 )
 DISK_MIB = 256
+ENVIRONMENT = {**CPU_ENVIRONMENT, "RAY_task_events_max_num_task_in_gcs": "1000"}
+"""Ray's own server keeps the last 100,000 tasks, and would grow over more steps than are watched here."""
 LEARNING_RATE = 1e-5
 """Weights change with every version, yet responses stay long enough to see several."""
+CALM, WARM = 120, 20
+"""The last `CALM` steps are without faults, and after the first `WARM` of them caches and allocators are filled."""
 MIN_STEPS = 25
-"""Steps of an attempt before which nothing is said of its memory: caches and allocators still fill."""
+"""Between the samples that are compared."""
 GROWTH_KIB, GROWTH_FILES = 150.0, 0.1
 """A step: a leak of a batch (32 responses of 160 tokens with their log-probs, 40 KiB, in several copies) would show."""
 
@@ -66,11 +70,12 @@ class Harm:
         folder: the run's.
         disk: the file system of its checkpoints.
         every: steps between two faults.
+        until_step: no fault is done from there on.
         seed: which rows and processes are hit.
     """
 
-    def __init__(self, folder: Path, disk: Path, every: int, seed: int) -> None:
-        self.folder, self.disk, self.every = folder, disk, every
+    def __init__(self, folder: Path, disk: Path, every: int, until_step: int, seed: int) -> None:
+        self.folder, self.disk, self.every, self.until_step = folder, disk, every, until_step
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.harmed_rows: set[int] = set()
@@ -84,7 +89,7 @@ class Harm:
         self.samples.append({"step": step, "held": {p: held for p in processes if (held := _held(p))}})
         if self.until and time.monotonic() > self.until:
             self._relieve()
-        if step < self.next_step or self.until:
+        if step < self.next_step or step >= self.until_step or self.until:
             return
         fault = FAULTS[self.num % len(FAULTS)]
         self.num, self.next_step = self.num + 1, step + self.every
@@ -158,11 +163,14 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-def growth(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each process: KiB and files a step, between the medians of the second and the last quarter of its samples."""
+def growth(samples: list[dict[str, Any]], begin: int) -> list[dict[str, Any]]:
+    """Of each process: KiB and files a step, between the medians of the second and the last quarter of its samples.
+
+    Samples before step ``begin`` are left out.
+    """
     found: dict[int, list[tuple[int, str, int, int]]] = {}
     for sample in samples:
-        for process, (title, kib, files) in sample["held"].items():
+        for process, (title, kib, files) in sample["held"].items() if sample["step"] >= begin else ():
             found.setdefault(process, []).append((sample["step"], title, kib, files))
     rows = []
     for history in found.values():
@@ -187,7 +195,8 @@ def judge(folder: Path, steps: int, harm: Harm, attempts: list[Attempt]) -> tupl
         response.group: int(json.loads(response.content)[0]["content"].split("+")[0]) for response in responses
     }
     ages = Counter(r.step - 1 - version for r in responses for version, count in r.runs for _ in range(count))
-    grown = [row for attempt in attempts for row in growth(attempt.samples)]
+    calm = attempts[-1]
+    grown = growth(calm.samples, max(steps - CALM, min(calm.metrics)) + WARM)
     # What a run did after its last checkpoint is void: of each step the attempt counts that came last.
     logged = {step: metrics for attempt in attempts for step, metrics in attempt.metrics.items()}
     given_up = sum(int(metrics["scalerl/pipeline/groups_given_up_sum"]) for metrics in logged.values())
@@ -210,6 +219,7 @@ def judge(folder: Path, steps: int, harm: Harm, attempts: list[Attempt]) -> tupl
         problems.append(f"prompts were lost, {given_up} reported as given up: {lost}")
     if max(ages) > K or min(ages) < 0:
         problems.append(f"a token was more than {K} versions old")
+    problems += [] if grown else ["no process was watched for long enough to say whether it grows"]
     problems += [f"grows: {row}" for row in grown if row["kib_a_step"] > GROWTH_KIB]
     problems += [f"keeps files open: {row}" for row in grown if row["files_a_step"] > GROWTH_FILES]
     return seen, problems
@@ -226,7 +236,7 @@ def soak(folder: Path, steps: int, every: int, seed: int) -> int:
     attempts: list[Attempt] = []
     began = time.monotonic()
     with small_disk(folder / "checkpoints") as disk:
-        harm = Harm(folder, disk, every, seed)
+        harm = Harm(folder, disk, every, steps - CALM, seed)
         overrides = [
             *PRESETS, *LONG, f"data.train_files={assets}/mixed.parquet", "trainer.resume_mode=auto",
             f"trainer.v1.pipeline_rl.max_staleness={K}", "trainer.v1.pipeline_rl.request_timeout_s=10",
@@ -238,10 +248,11 @@ def soak(folder: Path, steps: int, every: int, seed: int) -> int:
         run: VerlRun | None = None
         while run is None or run.code != 0:
             (folder / "metrics.jsonl").unlink(missing_ok=True)
-            run = launch_verl(folder, assets, overrides, dict(CPU_ENVIRONMENT), 3600, harm.each_second)
+            run = launch_verl(folder, assets, overrides, dict(ENVIRONMENT), 3600, harm.each_second)
             harm._relieve()
             metrics = run.metrics if (folder / "metrics.jsonl").exists() else {}
             attempts.append(Attempt(harm.samples, metrics))
+            (folder / f"samples-{len(attempts)}.json").write_text(json.dumps(harm.samples))
             harm.samples = []
             print(f"attempt {len(attempts)}: exit code {run.code} after step {max(metrics, default=None)}", flush=True)
             if len(attempts) > 4 + 2 * steps // every:
@@ -263,11 +274,13 @@ def soak(folder: Path, steps: int, every: int, seed: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=12, help="steps between two faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.steps < CALM + arguments.every:
+        parser.error(f"--steps {arguments.steps} leaves no time for a fault: the last {CALM} steps have none")
     arguments.out.mkdir(parents=True)
     return soak(arguments.out.resolve(), arguments.steps, arguments.every, arguments.seed)
 
