@@ -262,7 +262,7 @@ NO_NUMBERS = [float("nan"), float("-inf"), np.float32("nan"), None, "1.0", [1.0]
 
 @pytest.mark.parametrize("reward", NO_NUMBERS, ids=lambda reward: repr(reward)[:20])
 def test_reward_that_is_no_finite_number_is_an_error_of_its_response(reward: Any) -> None:
-    with pytest.raises(RewardError, match="the reward of a response is .*must return finite numbers"):
+    with pytest.raises(RewardError, match=r"the reward of a response is .*must return finite numbers"):
         score(reward)
 
 
