@@ -101,7 +101,8 @@ def comparison_table(
                 cells.append("not run so far | | ")
                 continue
             _add_p(p, (LABELS[name], budget), differences)
-            cells.append(f"{score:.3f} | {_with_power(differences, name == reference)}")
+            num = len(set(runs[name]) & set(runs[reference]))
+            cells.append(f"{score:.3f} | {_with_power(differences, num, name == reference)}")
         if any("not run" not in cell for cell in cells):
             told[LABELS[name]] = list(rows[name].values())
             lines.append(f"| {_counted(name, rows, reference)} | {' | '.join(cells)} |")
@@ -126,11 +127,17 @@ def _counted(name: str, rows: Mapping[str, Mapping[int, Row]], reference: str) -
     return LABELS[name] if num == len(rows[reference]) else f"{LABELS[name]} ({num} seed{'s' * (num > 1)})"
 
 
-def _with_power(differences: Sequence[float], is_reference: bool) -> str:
+def _with_power(differences: Sequence[float], num: int, is_reference: bool) -> str:
     if is_reference:
         return " | "
     power = f"{detectable(differences):.3f}" if len(differences) > 1 and any(differences) else ""
-    return f"{difference_text(differences)} | {power}"
+    return f"{_of_pairs(differences, num)} | {power}"
+
+
+def _of_pairs(differences: Sequence[float], num: int) -> str:
+    """`difference_text`, with the number of pairs where not all ``num`` seeds of both go as far as the budget."""
+    text = difference_text(differences)
+    return text if len(differences) in (0, 1, num) else f"{text} ({len(differences)} of {num} seeds)"
 
 
 def difference_text(differences: Sequence[float]) -> str:
@@ -198,7 +205,7 @@ def many_table() -> str:
                     continue
                 differences = paired(found, runs[other], budget)
                 _add_p(p, (f"{LABELS[name]} with {num:,} {what}", budget), differences)
-                cells.append(difference_text(differences))
+                cells.append(_of_pairs(differences, len(set(found) & set(runs[other]))))
         lines.append(f"| {num:,} | {_of_seeds(name, len(found))} | {' | '.join(cells)} |")
     told = {f"{LABELS[name]} with {num:,}": list(found.values()) for (num, name), found in rows.items()}
     flat = [row for found in told.values() for row in found]

@@ -78,7 +78,7 @@ class PipelineHttpServer(vLLMHttpServer):
         self._log = VersionLog(NO_VERSION)
         self._inner_ids: dict[str, str] = {}
         self._to_abort: set[str] = set()
-        self._at_gate: set[str] = set()
+        self._on_its_way: set[str] = set()
         self._gate = asyncio.Event()
         self._gate.set()
         self._num_entering = 0
@@ -117,10 +117,8 @@ class PipelineHttpServer(vLLMHttpServer):
 
     async def _enter(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's ``add_request``, never in the middle of a weight update and salted with the version."""
-        self._at_gate.add(request_id)
         while not self._gate.is_set():
             await self._gate.wait()
-        self._at_gate.discard(request_id)
         if self._given_up:
             raise self.engine.dead_error
         if request_id in self._to_abort:
@@ -132,6 +130,10 @@ class PipelineHttpServer(vLLMHttpServer):
             queue = await self._add_request(request_id, salted, *args, **kwargs)
             # vLLM gives requests ids of its own; this is the one by which its engine knows this request.
             self._inner_ids[request_id] = queue.request_id
+            self._on_its_way.discard(request_id)
+            if self._given_up or request_id in self._to_abort:  # asked for while vLLM took the request in
+                self._to_abort.add(request_id)
+                await self.engine.abort(queue.request_id, internal=True)
             return queue
         finally:
             self._num_entering -= 1
@@ -139,6 +141,7 @@ class PipelineHttpServer(vLLMHttpServer):
     async def generate(self, prompt_ids: list[int], sampling_params: dict, request_id: str, **kwargs: Any) -> Any:
         """verl's ``generate``; ``extra_fields`` also holds ``versions``, the runs of (version, tokens)."""
         self._clock.begin()
+        self._on_its_way.add(request_id)
         try:
             output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
             # An engine may go on, and end requests, a moment before the counts of its swap are noted here.
@@ -157,7 +160,7 @@ class PipelineHttpServer(vLLMHttpServer):
             self._log.drop(request_id)
             self._inner_ids.pop(request_id, None)
             self._to_abort.discard(request_id)
-            self._at_gate.discard(request_id)
+            self._on_its_way.discard(request_id)
             self._clock.end()
         self._clock.num_tokens += num_tokens
         output.extra_fields["versions"] = [list(run) for run in runs]
@@ -232,7 +235,7 @@ class PipelineHttpServer(vLLMHttpServer):
 
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = False) -> dict[str, Any]:
         """Abort one request by the id it was sent with; ``aborted`` tells whether the engine has let go of it."""
-        if request_id in self._at_gate:  # who sent it has sent another by now: it must not enter
+        if request_id in self._on_its_way:  # who sent it has sent another by now: it must not stay
             self._to_abort.add(request_id)
             return {"aborted": True, "request_id": request_id}
         inner_id = self._inner_ids.get(request_id)

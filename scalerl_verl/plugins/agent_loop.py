@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import math
+import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,23 +66,32 @@ def _as_ids(value: Any) -> list[int]:
     return [] if value is None else [int(value)] if isinstance(value, int) else [int(item) for item in value]
 
 
-def require_finite_reward(config: Any, output: AgentLoopOutput) -> None:
+def require_finite_reward(config: Any, output: AgentLoopOutput, is_scored: bool) -> None:
     """Refuse a reward that is no finite number, in the training of a pipeline run: its group counts as failed.
 
     Args:
         config: the run's config.
-        output: the last of a response, which has its reward, or None where none was asked for.
+        output: the last of a response, which has its reward; not checked against a type when it was put there.
+        is_scored: responses are scored one by one; if not, None stands for a reward that is still to come.
 
     Raises:
-        RewardError: the reward is NaN or infinite.
+        RewardError: the reward is NaN, infinite or no number at all.
     """
     context = _context.get()
     is_training = context is not None and not context.validation
-    if not is_training or config.trainer.v1.trainer_mode != "pipeline_rl" or output.reward_score is None:
+    # Other trainers may use verl's worker with a config of their own.
+    if not is_training or OmegaConf.select(config, "trainer.v1.trainer_mode") != "pipeline_rl":
         return
-    if not math.isfinite(output.reward_score):
+    reward: Any = output.reward_score
+    if reward is None and not is_scored:
+        return
+    try:
+        is_finite = math.isfinite(reward)
+    except (TypeError, OverflowError):
+        is_finite = False
+    if not is_finite:
         raise RewardError(
-            f"the reward of a response is {output.reward_score}; a reward function must return finite numbers "
+            f"the reward of a response is {reprlib.repr(reward)}; a reward function must return finite numbers "
             "(reward.custom_reward_function, or the one of the prompt's data_source)"
         )
 

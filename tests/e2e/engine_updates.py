@@ -71,7 +71,7 @@ def make_server(engine: AsyncLLM, max_model_len: int = 512, response_length: int
     server._disaggregation_role, server._pd_decode_peers = "null", []
     server._submission_paused, server._rejecting, server._admitting = False, False, 0
     server.replica_rank, server.global_steps = 0, None
-    server._log, server._inner_ids, server._to_abort, server._at_gate = VersionLog(-1), {}, set(), set()
+    server._log, server._inner_ids, server._to_abort, server._on_its_way = VersionLog(-1), {}, set(), set()
     server._gate, server._num_entering, server._paused_at, server._clock = asyncio.Event(), 0, None, _Clock()
     server._gate.set()
     server._given_up = False
@@ -323,7 +323,7 @@ async def check_abort(driver: Driver) -> None:
     report("abort of an unknown id says so", answer)
     await driver.server.pause_keep()
     name, task = driver.start(PROMPT, 100)
-    while name not in driver.server._at_gate:
+    while name not in driver.server._on_its_way:
         await asyncio.sleep(0.01)
     assert (await driver.server.abort_request(name))["aborted"] is True
     await driver.server.finish_update(driver.version, recompute=False)
@@ -331,7 +331,7 @@ async def check_abort(driver: Driver) -> None:
         await task
     assert isinstance(caught.value.__cause__, RequestFailedError)
     assert await driver.server._note_swap(driver.version) == {}
-    assert not driver.server._at_gate | driver.server._to_abort | set(driver.server._inner_ids)
+    assert not driver.server._on_its_way | driver.server._to_abort | set(driver.server._inner_ids)
     report("abort of a request that waits for an update keeps it out of the engine", name)
     assert (await driver.update_in_steps(7, recompute=True))["tokens_lost"] == 0, (
         "an abort that was asked for is no loss"

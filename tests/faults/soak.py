@@ -132,7 +132,7 @@ class Harm:
 
 def last_step(folder: Path) -> int:
     path = folder / "metrics.jsonl"
-    lines = path.read_text().rsplit("\n", 1)[0].splitlines() if path.exists() else []
+    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
@@ -208,7 +208,7 @@ def judge(folder: Path, steps: int, harm: Harm, attempts: list[Attempt]) -> tupl
         "attempts": len(attempts), "worst_growth": max(grown, key=lambda row: row["kib_a_step"], default=None),
         "most_files_a_step": max((row["files_a_step"] for row in grown), default=None),
     }  # fmt: skip
-    problems = []
+    problems = [f"never done: {fault}" for fault in FAULTS if not harm.done[fault]]
     if seen["steps"] != steps or len(rows_of_groups) != steps * NUM_PROMPTS:
         problems.append(f"{seen['steps']} steps with {len(rows_of_groups)} prompts were trained instead of {steps}")
     if set(logged) != set(range(1, steps + 1)):
@@ -279,8 +279,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    if arguments.steps < CALM + arguments.every:
-        parser.error(f"--steps {arguments.steps} leaves no time for a fault: the last {CALM} steps have none")
+    least = CALM + (len(FAULTS) + 1) * arguments.every
+    if arguments.steps < least:
+        parser.error(
+            f"--steps {arguments.steps} leaves no time for each of {len(FAULTS)} faults before the last {CALM} steps, "
+            f"which have none: at least {least}"
+        )
     arguments.out.mkdir(parents=True)
     return soak(arguments.out.resolve(), arguments.steps, arguments.every, arguments.seed)
 

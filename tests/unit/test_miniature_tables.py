@@ -182,6 +182,14 @@ def test_a_difference_of_one_seed_has_no_interval(record) -> None:
     assert cells(table.comparison_table(), "DAPO (1 seed)")[2:4] == ["fewer than two seeds", ""]
 
 
+def test_a_seed_that_the_reference_did_not_run_so_far_is_told(record) -> None:
+    """Otherwise the mean beside the difference would be taken for one of the same seeds."""
+    record([*BASE[:2], row("scalerl", 2, noise=0.01, last=32), *BASE[3:]])
+    assert cells(table.comparison_table(), "GRPO")[2].endswith(" (2 of 3 seeds)")
+    record(BASE)
+    assert "of 3 seeds" not in table.comparison_table()
+
+
 def _curves(num: int, spread: float) -> dict[int, dict[str, Any]]:
     rng = np.random.default_rng(3)
     tokens = np.array([0, *np.geomspace(1e5, 2e6, 12)])

@@ -115,6 +115,22 @@ def test_file_that_never_ends_is_killed_and_not_run_in_the_other_states(suite: S
     assert found["files"][str(file)]["runs"] == {"without": [{FILE: TIMED_OUT}]}
 
 
+def test_daemon_of_a_killed_file_does_not_stay(tmp_path: Path) -> None:
+    """As a Ray or vLLM process in a session of its own; the next file would share the machine with it."""
+    (tmp_path / "tests").mkdir()
+    file, told = Path("tests/test_daemon.py"), tmp_path / "pid"
+    (tmp_path / file).write_text(
+        "import os, signal, subprocess\n"
+        "daemon = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(told)!r}, 'w').write(str(daemon.pid))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    outcomes, _ = Suite(tmp_path, [file], tmp_path / "logs", limit_s=60, test_limit_s=60).run(file, "without")
+    assert outcomes == {FILE: "killed by SIGKILL"}
+    stat = Path(f"/proc/{told.read_text()}/stat")
+    assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
 def test_states_that_are_not_what_they_are_called_are_no_success(record: dict[str, Any]) -> None:
     clean = {"differences": {}, "files_that_loaded_the_plugin": {"without": 0, "installed": 1}}
     assert verdict(clean) == 0

@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV, STATUS_DIR_ENV
 from tests.recipe_modules import REPO, load_benchmark_module
 
@@ -109,10 +111,12 @@ class Suite:
             outcomes = {FILE: end, **(read_report(report, file) if end == ENDED else {})}
             return outcomes, status.is_dir()
 
-    def _wait(self, command: list[str], log: Path, **options: Any) -> str:
+    def _wait(self, command: list[str], log: Path, cwd: Path, env: dict[str, str]) -> str:
         """``ended``, ``timed out`` or the signal that killed it; nothing that it started is left."""
+        run_id = uuid.uuid4().hex  # daemons leave the session, and a killed test does not end its own
+        env = {**env, RUN_ID_ENV: run_id}
         with log.open("wb") as stream:
-            process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, **options)
+            process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, cwd=cwd, env=env)
             try:
                 code = process.wait(self.limit_s)
             except subprocess.TimeoutExpired:
@@ -121,6 +125,7 @@ class Suite:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+                end_processes(run_id, grace_s=0)
         return ENDED if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 

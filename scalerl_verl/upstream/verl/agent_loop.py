@@ -34,7 +34,7 @@ def _build_score(original: Any, module: ModuleType) -> Any:
 
         from scalerl_verl.plugins.agent_loop import require_finite_reward
 
-        require_finite_reward(self.config, outputs[-1])
+        require_finite_reward(self.config, outputs[-1], is_scored=self.reward_loop_worker_handles is not None)
 
     return _compute_score
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopWorker,
@@ -22,7 +24,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
-from scalerl_verl.errors import PatchError, ScaleRLConfigError
+from scalerl_verl.errors import PatchError, RewardError, ScaleRLConfigError
 from scalerl_verl.plugins import agent_loop
 from scalerl_verl.plugins.agent_loop import ForcedInterruptionLoop, ResponseContext, response_context
 from scalerl_verl.plugins.interruption_settings import make_script, read_settings
@@ -235,6 +237,46 @@ def test_the_worker_tells_validation_and_end_tokens(monkeypatch: pytest.MonkeyPa
             assert asyncio.run(wrapped(worker, {}, {"validate": validate}, agent_name="x")) == "x"
             assert seen[-1] == ResponseContext(validation=validate, stop_ids=frozenset(expected))
     assert agent_loop._context.get() is None
+
+
+def score(reward: Any, *, mode: str | None = "pipeline_rl", validate: bool = False, is_scored: bool = True) -> None:
+    """The patch of `AgentLoopWorker._compute_score`, around a stand-in that assigns ``reward`` to the last output."""
+
+    async def original(self: Any, outputs: list[Any], kwargs: Any) -> None:
+        outputs[-1].reward_score = reward
+
+    trainer = {} if mode is None else {"v1": {"trainer_mode": mode}}
+    worker = SimpleNamespace(
+        config=OmegaConf.create({"trainer": trainer}),
+        model_config=SimpleNamespace(generation_config=None),
+        reward_loop_worker_handles=["a worker"] if is_scored else None,
+    )
+    OmegaConf.set_struct(worker.config, True)  # as Hydra composes it
+    outputs = [SimpleNamespace(reward_score=float("nan")), SimpleNamespace(reward_score=None)]
+    with response_context(worker, {"validate": validate}):
+        asyncio.run(patch._build_score(original, SimpleNamespace())(worker, outputs, {}))
+
+
+NO_NUMBERS = [float("nan"), float("-inf"), np.float32("nan"), None, "1.0", [1.0], {"score": 1.0}, 10**400]
+
+
+@pytest.mark.parametrize("reward", NO_NUMBERS, ids=lambda reward: repr(reward)[:20])
+def test_reward_that_is_no_finite_number_is_an_error_of_its_response(reward: Any) -> None:
+    with pytest.raises(RewardError, match=r"the reward of a response is .*must return finite numbers"):
+        score(reward)
+
+
+@pytest.mark.parametrize("reward", [0.5, 1, True, np.float64(1), torch.tensor(1.0)], ids=repr)
+def test_reward_that_is_a_number_passes(reward: Any) -> None:
+    score(reward)
+
+
+def test_rewards_outside_of_the_training_of_a_pipeline_run_are_left_alone() -> None:
+    """Also where a reward is still to come, and under a trainer whose config has no modes."""
+    score(float("nan"), validate=True)
+    score(None, is_scored=False)
+    for mode in ("sync", None):
+        score(float("nan"), mode=mode)
 
 
 def test_responses_in_flight_at_once_do_not_share_their_context() -> None:
