@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of every test process and of what it starts."""
 
+import logging
 import os
 import signal
 
@@ -31,3 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if starts_run and not set(RUNS_ARE_IN) & set(item.path.parts):
             raise pytest.UsageError(f"{item.nodeid} is marked e2e: put it below tests/e2e or tests/faults")
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_logged() -> None:
+    """What vLLM's server imports sets the root logger to ERROR: warnings must not depend on what ran before."""
+    logging.getLogger().setLevel(logging.WARNING)

@@ -7,13 +7,15 @@ from types import ModuleType
 
 from scalerl_verl.plugins import status
 from scalerl_verl.upstream import registry
-from scalerl_verl.upstream.activation import is_active, is_cpu_platform
+from scalerl_verl.upstream.activation import is_active, is_cpu_platform, keep_warnings
 from scalerl_verl.upstream.import_hooks import after_import
 from scalerl_verl.upstream.table import VERL_SPECS
 
 
 def install_verl() -> None:
     """Register names and schedule patches. ``verl`` is only half imported now: heavy parts wait for its modules."""
+    if is_active():
+        keep_warnings()
     if is_cpu_platform():
         from scalerl_verl.platform.vllm_alias import install_vllm_alias
 

@@ -14,6 +14,7 @@ PLATFORM_ENV = "VERL_PLATFORM"
 ALLOW_UNKNOWN_ENV = "SCALERL_VERL_ALLOW_UNKNOWN_SOURCE"
 STATUS_DIR_ENV = "SCALERL_VERL_STATUS_DIR"
 SYNC_TIMEOUT_ENV = "SCALERL_VERL_SYNC_TIMEOUT_S"
+ROOT_LEVEL_ENV = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 
 FORWARDED_ENV = (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV, STATUS_DIR_ENV, SYNC_TIMEOUT_ENV)
 """Variables every node's processes need; Ray forwards only what runtime_env lists to other nodes."""
@@ -34,12 +35,23 @@ def is_active() -> bool:
     return is_checked() or is_cpu_platform()
 
 
+def keep_warnings() -> None:
+    """Keep Python's level of the root logger, WARNING, where the user asked for no other.
+
+    vLLM's server imports model_hosting_container_standards, which sets the root logger and its handlers to ERROR unless
+    one of these variables speaks: in the trainer and the generators no warning of ours, or of verl, would be seen.
+    """
+    if "LOG_LEVEL" not in os.environ:
+        os.environ.setdefault(ROOT_LEVEL_ENV, "WARNING")
+
+
 _set_here = False
 
 
 def set_active() -> None:
     """Mark this process and every process it starts as part of a run that uses our names."""
     global _set_here
+    keep_warnings()
     if not is_checked():
         _set_here = True
         os.environ[ACTIVE_ENV] = "1"

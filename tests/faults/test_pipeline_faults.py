@@ -212,6 +212,7 @@ def test_group_with_a_reward_of_nan_is_tried_again_and_given_up(bereaved: VerlRu
     # The row comes twice in seven steps and is tried three times; the dead generator may add to the first.
     assert counts["given_up"] == 2 and counts["reissued"] >= 4
     assert "RewardError: the reward of a response is nan" in bereaved.log
+    assert "groups started again:" in bereaved.log, "the trainer's warnings are not seen"
 
 
 def test_k_0_is_exactly_on_policy_even_then(bereaved: VerlRun) -> None:
