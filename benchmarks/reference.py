@@ -61,6 +61,8 @@ ENVIRONMENT = {
     "(default 600)",
     activation.ALLOW_UNKNOWN_ENV: "`1`: patch a symbol whose source is not a known one, at your own risk",
     activation.ACTIVE_ENV: "`1` in every process of a run whose start-up check passed; set by the driver, not by you",
+    activation.ROOT_LEVEL_ENV: "level of the root logger beside vLLM's server, which is ERROR without it; a run with our "
+    "names sets `WARNING`, unless this or `LOG_LEVEL` is set",
 }
 
 
@@ -150,7 +152,7 @@ def metrics_table() -> str:
 
 
 def environment_table() -> str:
-    """Every environment variable of ours."""
+    """Every environment variable that we read or set."""
     known = {value for name, value in vars(activation).items() if name.endswith("_ENV") and isinstance(value, str)}
     if known != set(ENVIRONMENT):
         raise ValueError(f"ENVIRONMENT of benchmarks/reference.py and activation.py differ: {known ^ set(ENVIRONMENT)}")
