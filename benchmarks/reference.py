@@ -61,8 +61,8 @@ ENVIRONMENT = {
     "(default 600)",
     activation.ALLOW_UNKNOWN_ENV: "`1`: patch a symbol whose source is not a known one, at your own risk",
     activation.ACTIVE_ENV: "`1` in every process of a run whose start-up check passed; set by the driver, not by you",
-    activation.ROOT_LEVEL_ENV: "level of the root logger beside vLLM's server, which is ERROR without it; a run with our "
-    "names sets `WARNING`, unless this or `LOG_LEVEL` is set",
+    activation.ROOT_LEVEL_ENV: "level of the root logger beside vLLM's server, which is ERROR without it; a run with "
+    "our names sets `WARNING`, unless this or `LOG_LEVEL` is set",
 }
 
 
