@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from scalerl_verl.errors import RequestFailedError
-from scalerl_verl.pipeline.server import PipelineHttpServer, _Clock
+from scalerl_verl.pipeline.server import PipelineHttpServer
 from scalerl_verl.pipeline.staging import StagingBuffer
-from scalerl_verl.pipeline.versions import VersionLog
+from tests.pipeline_server import make_server
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else ""
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
@@ -60,25 +59,6 @@ class Trainer:
 
 def report(check: str, seen: object) -> None:
     print(f"PASSED {check} | {seen}", flush=True)
-
-
-def make_server(engine: AsyncLLM, max_model_len: int = 512, response_length: int = 100) -> PipelineHttpServer:
-    server = object.__new__(PipelineHttpServer)
-    server.config = SimpleNamespace(
-        max_model_len=max_model_len, response_length=response_length, prompt_length=80, full_determinism=False,
-        enable_rollout_routing_replay=False, mtp=None, get=lambda key, default=None: default,
-    )  # fmt: skip
-    server.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
-    server._disaggregation_role, server._pd_decode_peers = "null", []
-    server._submission_paused, server._rejecting, server._admitting = False, False, 0
-    server.replica_rank, server.global_steps = 0, None
-    server._log, server._inner_ids, server._to_abort, server._on_its_way = VersionLog(-1), {}, set(), set()
-    server._gate, server._num_entering, server._paused_at, server._clock = asyncio.Event(), 0, None, _Clock()
-    server._gate.set()
-    server._given_up = False
-    server.engine = engine
-    server._add_request, engine.add_request = engine.add_request, server._enter
-    return server
 
 
 class Driver:
@@ -382,7 +362,7 @@ async def main() -> None:
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(arguments)
     try:
-        driver = Driver(make_server(engine))
+        driver = Driver(make_server(engine, max_model_len=512, prompt_length=80, response_length=100))
         await check_prefixes(driver)
         await check_waiting(driver)
         await check_recompute(driver)

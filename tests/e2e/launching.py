@@ -173,6 +173,20 @@ def count_leftover(run_id: str, grace_s: float = 120.0) -> int:
     return count
 
 
+def last_step(folder: Path) -> int:
+    """The last step whose metrics a run has written, which may be writing the next; 0 before the first."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def title_of(process: int) -> str:
+    """What a process calls itself (``ray::`` and its class, for an actor); empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+    return ""
+
+
 def tiny_overrides(assets: Path, folder: Path) -> list[str]:
     """Sizes and paths of a run that takes seconds a step."""
     return [

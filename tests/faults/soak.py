@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, launch_verl, make_assets
+from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, last_step, launch_verl, make_assets, title_of
 from tests.e2e.pipeline_data import read_responses
 from tests.e2e.test_pipeline import LONG, PRESETS
 from tests.recipe_modules import load_benchmark_module
@@ -111,7 +111,7 @@ class Harm:
             self.until = time.monotonic() + 60
             return True
         titles = {"killed generator": "ray::PipelineHttpServer", "killed trainer": "ray::WorkerDict", "killed run": ""}
-        hit = sorted(p for p in processes if _title(p).startswith(titles[fault]))
+        hit = sorted(p for p in processes if title_of(p).startswith(titles[fault]))
         hit = hit if fault == "killed run" else hit[-1:]
         for process in hit:
             with contextlib.suppress(ProcessLookupError):
@@ -130,18 +130,6 @@ class Harm:
                 file.unlink(missing_ok=True)
 
 
-def last_step(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-    return int(json.loads(lines[-1])["step"]) if lines else 0
-
-
-def _title(process: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-    return ""
-
-
 def _held(process: int) -> tuple[str, int, int] | None:
     """(title, resident KiB, open files) of a process, or None if it is gone."""
     try:
@@ -150,7 +138,7 @@ def _held(process: int) -> tuple[str, int, int] | None:
         kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
     except (OSError, StopIteration):
         return None
-    return _title(process), kib, files
+    return title_of(process), kib, files
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import pytest
 from scalerl_verl.plugins.compute import STATE_FILE
 from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
-from tests.e2e.launching import NUM_PROMPTS, VerlRun
+from tests.e2e.launching import NUM_PROMPTS, VerlRun, last_step, title_of
 from tests.e2e.pipeline_data import Response, read_responses
 from tests.e2e.test_pipeline import LONG, PREFIX, PRESETS, RECIPE
 
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 STEPS, SAVE_EVERY, KILLED, NUM_ROWS = 16, 3, 5, 32
 POISONED = 3
 """Row of the data whose reward is NaN where the reward function is `faulty_score`."""
-
-
-def last_step(folder: Path) -> int:
-    """The last step whose metrics were written."""
-    path = folder / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def kill(process: int) -> None:
@@ -156,7 +150,7 @@ def bereaved(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
     def kill_one_generator(processes: set[int]) -> None:
         if done or last_step(folder) < 2:
             return
-        servers = sorted(p for p in processes if _title(p).startswith("ray::PipelineHttpServer"))
+        servers = sorted(p for p in processes if title_of(p).startswith("ray::PipelineHttpServer"))
         if len(servers) == 2:
             kill(servers[1])
             done.append(servers[1])
@@ -177,12 +171,6 @@ def bereaved(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
     )
     assert done, "no generator was killed: " + run.tail()
     return run
-
-
-def _title(process: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-    return ""
 
 
 def test_training_goes_on_without_a_dead_generator(bereaved: VerlRun) -> None:

@@ -19,8 +19,7 @@ install_vllm_alias()
 pytest.importorskip("vllm")
 
 from scalerl_verl.errors import RequestFailedError  # noqa: E402
-from scalerl_verl.pipeline.server import PipelineHttpServer, _Clock  # noqa: E402
-from scalerl_verl.pipeline.versions import VersionLog  # noqa: E402
+from tests.pipeline_server import make_server  # noqa: E402
 
 
 class StubEngine:
@@ -54,30 +53,11 @@ class StubEngine:
                 self.running.pop(name).set()
 
 
-def make_server() -> Any:
-    server: Any = object.__new__(PipelineHttpServer)
-    server.config = SimpleNamespace(
-        max_model_len=64, response_length=16, prompt_length=16, full_determinism=False,
-        enable_rollout_routing_replay=False, mtp=None, get=lambda key, default=None: default,
-    )  # fmt: skip
-    server.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
-    server._disaggregation_role, server._pd_decode_peers = "null", []
-    server._submission_paused, server._rejecting, server._admitting = False, False, 0
-    server.replica_rank, server.global_steps = 0, None
-    server._log, server._inner_ids, server._to_abort, server._on_its_way = VersionLog(-1), {}, set(), set()
-    server._gate, server._num_entering, server._paused_at, server._clock = asyncio.Event(), 0, None, _Clock()
-    server._gate.set()
-    server._given_up = False
-    server.engine = StubEngine()
-    server._add_request, server.engine.add_request = server.engine.add_request, server._enter
-    return server
-
-
 def run(check: Callable[[Any, asyncio.Task], Awaitable[None]], closed: bool = False) -> None:
     """``check`` a server that has been sent the request ``r``; in the end nothing of it is left."""
 
     async def main() -> None:
-        server = make_server()
+        server = make_server(StubEngine(), max_model_len=64, prompt_length=16, response_length=16)
         if closed:
             server._gate.clear()
         task = asyncio.create_task(server.generate([1, 2, 3], {}, "r"))
