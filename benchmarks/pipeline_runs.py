@@ -17,7 +17,7 @@ from rows import REPO
 
 sys.path.insert(0, str(REPO))
 
-from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes
+from scalerl_verl.platform.reap import end_processes, find_processes, run_marks
 
 PLUGIN = Path(__file__).resolve().parent / "pipeline_plugin"
 MODES = ("pipeline_rl keep", "pipeline_rl recompute", "separate_async", "sync")
@@ -170,7 +170,7 @@ def environment(plan: Plan, size: Size, folder: Path, run_id: str) -> dict[str, 
         "BENCH_LANE": lane,
         "BENCH_GATE": plan.gate,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PLUGIN), str(REPO), os.environ.get("PYTHONPATH", "")])),
-        RUN_ID_ENV: run_id,
+        **run_marks(run_id),
         **extra,
     }
 

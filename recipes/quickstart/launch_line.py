@@ -11,7 +11,7 @@ from pathlib import Path
 
 from run_files import Paths
 
-from scalerl_verl.platform.reap import RUN_ID_ENV
+from scalerl_verl.platform.reap import run_marks
 
 HERE = Path(__file__).resolve().parent
 
@@ -66,7 +66,7 @@ def build_environment(paths: Paths, run_id: str) -> dict[str, str]:
 def run_environment(paths: Paths, run_id: str) -> dict[str, str]:
     """The environment of any recipe's run: this shell's, the run's id, its metrics file, no usage reports."""
     run = {
-        RUN_ID_ENV: run_id,
+        **run_marks(run_id),
         "VERL_FILE_LOGGER_PATH": str(paths.metrics),
         "SCALERL_VERL_STATUS_DIR": str(paths.run / "processes"),
         "VERL_LOGGING_LEVEL": "WARN",

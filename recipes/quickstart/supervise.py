@@ -49,7 +49,7 @@ def run_training(
 
     Args:
         command: main_ppo with everything that belongs to the run.
-        environment: of the run; has the run's id under `RUN_ID_ENV`.
+        environment: of the run, with its `run_marks`.
         paths: files of the run.
         run_id: id by which the run's processes are found.
         lock: the open lock of the folder, which the run inherits.

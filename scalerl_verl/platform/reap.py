@@ -2,7 +2,7 @@
 """End what a run started and remove the shared memory it left behind (Linux, standard library only).
 
 Ray's daemons and vLLM's engine leave the launcher's process group, and a killed engine never unlinks its
-``/dev/shm`` segments. Every process of a run inherits one environment variable, by which it is found.
+``/dev/shm`` segments. Every process of a run inherits one environment variable, by which it is found (`run_marks`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 RUN_ID_ENV = "SCALERL_VERL_RUN_ID"
+
+
+def run_marks(run_id: str) -> dict[str, str]:
+    """What the environment of a run needs for its processes to be found.
+
+    ``SPT_NOENV`` is for those that set their title, as Ray's agents do: without it the title takes the memory in which
+    Linux shows the environment, and they are seen no more. They outlive the cluster by a minute.
+    """
+    return {RUN_ID_ENV: run_id, "SPT_NOENV": "1"}
 
 
 def find_processes(run_id: str) -> list[int]:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from scalerl_verl.metrics import undocumented
 from scalerl_verl.platform.reap import (
-    RUN_ID_ENV,
     end_processes,
     find_processes,
     find_shared_memory,
     remove_shared_memory,
+    run_marks,
 )
 from tests.recipe_modules import load_quickstart_module
 
@@ -134,7 +134,7 @@ def launch_verl(
         "SCALERL_VERL_STATUS_DIR": str(folder / "processes"),
         "PROBE_DIR": str(probe_dir),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PROBE), os.environ.get("PYTHONPATH", "")])),
-        RUN_ID_ENV: run_id,
+        **run_marks(run_id),
         **env,
     }
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *tiny_overrides(assets, folder), *overrides]

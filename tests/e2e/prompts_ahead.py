@@ -12,6 +12,11 @@ ROWS, BATCH = 16, 4
 EASY, HARD = set(range(0, ROWS, 2)), set(range(1, ROWS, 2))
 # Four steps over everything, then two and two over the half that does not pass.
 STEPS, SAVED = 8, 5
+SEED = 0
+"""Of an order in which no four of the first eight problems, nor the four of a later step, always pass all of them.
+
+verl trains what was handed out in one step in an arbitrary order, and a step without a mixed group trains nothing.
+"""
 LOW, HIGH, ANSWER = 6, 9, 5
 """Budgets of forced interruption in the asynchronous run."""
 
@@ -40,7 +45,7 @@ def overrides(data: Path, rollouts: Path) -> list[str]:
         f"data.train_files={data}",
         f"data.train_batch_size={BATCH}",
         "data.shuffle=True",
-        "data.seed=7",
+        f"data.seed={SEED}",
         # verl's default loads ahead with workers; then a loader's state is older than the history.
         "data.dataloader_num_workers=2",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH}",
@@ -56,6 +61,7 @@ def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
 
     No step samples before all that was handed out in earlier steps is complete (verl's strategy ``wait``), and the
     oldest go first: step k trains what step k-1 handed out, the first two what the first handed out, on any machine.
+    Which four of those eight come first is up to the hashes of their ids.
     """
     return [
         *overrides(data, rollouts),

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scalerl_verl.platform.reap import find_processes, find_shared_memory
-from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, PROBE, REPO
+from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, PROBE, REPO, title_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -71,6 +72,14 @@ def _run_processes(out: Path) -> list[int]:
     return found
 
 
+def _is_alive(process: psutil.Process) -> bool:
+    """Whether it still runs; a dead one whose new parent has not asked for its end does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _run_id(out: Path) -> str:
     return json.loads((out / ".lock").read_text())["run_id"]
 
@@ -82,11 +91,15 @@ def interrupted(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     process = _launch(tiny_assets, out, out / "first.log", hold=True)
     _wait((out / "held").exists, process)
     assert len(_run_processes(out)) > 5
+    # Its daemons, too: what Linux shows of the environment of some is up to their titles.
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert {"ray::RuntimeEnvAgent", "ray::DashboardAgent"} <= {title_of(member.pid) for member in family}
     segments = find_shared_memory(_run_id(out))
     assert segments, "vLLM's engine talks to its worker through shared memory"
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=300) == 130
     assert _run_processes(out) == []
+    assert [member for member in family if _is_alive(member)] == []
     assert segments & set(os.listdir("/dev/shm")) == set()
     return out
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from tests.e2e.launching import GROUP_SIZE, VerlRun
-from tests.e2e.prompts_ahead import BATCH, HIGH, STEPS, first_metrics
+from tests.e2e.prompts_ahead import BATCH, EASY, HIGH, STEPS, first_metrics, read_lines
 from tests.e2e.weights import compare_updates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -33,6 +33,16 @@ def test_disaggregated_run_ends_well(run: VerlRun) -> None:
     assert run.code == 0, run.tail()
     assert run.leftover_processes == 0
     assert sorted(first_metrics(run)) == list(range(1, STEPS + 1))
+
+
+def test_no_step_can_be_without_a_mixed_group(run: VerlRun) -> None:
+    """What the checks below need of the order of the data, whatever of it trains first."""
+    handed: dict[int, list[int]] = {}
+    for line in read_lines(run.folder / "weights" / "prompts.jsonl"):
+        if line["event"] == "handed out":
+            handed.setdefault(line["step"], []).append(line["row"])
+    assert [len(rows) for rows in handed.values()] == [2 * BATCH] + [BATCH] * (STEPS - 1)
+    assert all(len(EASY.intersection(rows)) < BATCH for rows in handed.values()), handed
 
 
 def test_hybrid_engine_off_with_info_logging_does_not_crash(run: VerlRun) -> None:

@@ -35,7 +35,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes
+from scalerl_verl.platform.reap import end_processes, run_marks
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV, STATUS_DIR_ENV
 from tests.recipe_modules import REPO, load_benchmark_module
 
@@ -114,7 +114,7 @@ class Suite:
     def _wait(self, command: list[str], log: Path, cwd: Path, env: dict[str, str]) -> str:
         """``ended``, ``timed out`` or the signal that killed it; nothing that it started is left."""
         run_id = uuid.uuid4().hex  # daemons leave the session, and a killed test does not end its own
-        env = {**env, RUN_ID_ENV: run_id}
+        env = {**env, **run_marks(run_id)}
         with log.open("wb") as stream:
             process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, cwd=cwd, env=env)
             try:

@@ -23,6 +23,7 @@ from scalerl_verl.platform.reap import (
     find_shared_memory,
     remove_shared_memory,
     resident_gib,
+    run_marks,
 )
 
 PARENT = """
@@ -39,10 +40,10 @@ SHM = Path("/dev/shm")
 needs_shm = pytest.mark.skipif(not SHM.is_dir(), reason="no /dev/shm on this system")
 
 
-def start(code: str, *arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
-    """A process and the first line it printed."""
+def start(code: str, *arguments: str, site: bool = False, **environment: str) -> tuple[subprocess.Popen[str], str]:
+    """A process, without installed packages unless ``site``, and the first line it printed."""
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", code, *arguments],
+        [sys.executable, *([] if site else ["-S"]), "-c", code, *arguments],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,
@@ -130,6 +131,15 @@ def test_process_without_an_environment_during_one_scan_is_ended_too(
     monkeypatch.setattr(reap, "find_processes", lambda wanted: find_processes(wanted) if next(scans) else [])
     assert end_processes(run_id) == 1
     assert process.wait(timeout=5) == -15
+
+
+def test_process_that_set_its_title_is_found(run_id: str) -> None:
+    """Ray's agents do; they outlive a cluster that was killed by a minute."""
+    code = "from setproctitle import setproctitle; setproctitle('title'); " + READY_AND_SLEEP
+    process, _ = start(code, site=True, **run_marks(run_id))
+    assert Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"title\0")
+    assert find_processes(run_id) == [process.pid]
+    assert end_processes(run_id) == 1
 
 
 def test_run_without_a_process_has_nothing_to_end(run_id: str) -> None:
