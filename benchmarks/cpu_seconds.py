@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU time of the runs below a folder, whatever else the machine does meanwhile (Linux).
 
-    python benchmarks/cpu_seconds.py outputs/ablation SAMPLES.jsonl &      # ends with ctrl-C
+    python benchmarks/cpu_seconds.py outputs/ablation SAMPLES.jsonl &      # ends with kill %1
 
 A process belongs to the run whose metrics file its environment names (VERL_FILE_LOGGER_PATH): Ray's workers, which are
 nobody's children, are found, too. Every few seconds a line a run: time, CPU seconds so far, lines of its metrics file.

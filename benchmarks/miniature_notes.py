@@ -118,21 +118,24 @@ def decline_text(runs: Runs) -> str:
 
 
 def check_text(runs: Runs) -> str:
-    """A run through verl beside the miniature's of the same seed, recipe and number of steps."""
+    """Runs through verl beside the miniature's of the same seed, recipe and number of steps."""
     verl = runs_named("ppo_off_policy")
-    if not verl:
+    shown, steps = [], set()
+    for seed in sorted(verl.keys() & runs[REFERENCE].keys()):
+        theirs, mine = verl[seed]["points"], runs[REFERENCE][seed]
+        batches = next(i for i in theirs["step"] if i * Group().k in mine["updates"][1:])
+        places = theirs["step"].index(batches), mine["updates"].index(batches * Group().k)
+        rates = [
+            f"{points['pass_rate'][i]:.3f} ± {points['stderr'][i]:.3f}"
+            for points, i in zip((theirs, mine), places, strict=True)
+        ]
+        shown.append(f"{rates[0]} and {rates[1]} on the warm start of seed {seed}")
+        steps.add(batches * Group().k)
+    if not shown:
         return "Not recorded yet: `python benchmarks/bench_evidence.py`."
-    seed, row = min(verl.items())
-    mine = runs[REFERENCE][seed]
-    batches = next(i for i in row["points"]["step"] if i * Group().k in mine["updates"][1:])
-    place, step = row["points"]["step"].index(batches), batches * Group().k
-    shown = [
-        f"{points['pass_rate'][i]:.3f} ± {points['stderr'][i]:.3f}"
-        for points, i in ((row["points"], place), (mine, mine["updates"].index(step)))
-    ]
     return (
-        f"PPO-off-policy-8's run checks the miniature: after {step} optimizer steps on a warm start of seed {seed} "
-        f"verl is at {shown[0]}, the miniature at {shown[1]}."
+        f"PPO-off-policy-8's runs check the miniature: after {' or '.join(map(str, sorted(steps)))} optimizer steps "
+        f"verl and the miniature are at {', '.join(shown)}."
     )
 
 

@@ -208,6 +208,7 @@ FILES: dict[str, Parts] = {
         **miniature_notes.PARTS,
         "mismatch": evidence_table.mismatch_table,
         "off-policy": evidence_table.off_policy_table,
+        "off-policy-text": evidence_table.off_policy_text,
     },
     "docs/pipeline.md": {"pipeline": pipeline_table, "weight_update": weight_update_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},

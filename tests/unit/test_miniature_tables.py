@@ -298,3 +298,40 @@ def test_time_before_the_first_batch() -> None:
     measured = {"step_s": [None, 10.0, 6.0, 4.0], "idle_fraction": [None, 0.9, 0.1, 0.0]}
     assert evidence.filling(measured) == "45%"
     assert evidence.filling({"step_s": [None, 10.0]}) == ""
+
+
+def verl_run(rates: list[float | None], step_s: float, devices: int, **note: str) -> dict[str, Any]:
+    """A recorded run through verl whose steps take ``step_s`` each, the first of them for the validation alone."""
+    times = [None] + [step_s] * (len(rates) - 1)
+    stderr = [None if rate is None else 0.01 for rate in rates]
+    measured = {"step": list(range(len(rates))), "pass_rate": rates, "stderr": stderr, "step_s": times}
+    return {"points": measured, "num_devices": devices, **note}
+
+
+def test_two_ways_to_be_eight_versions_behind_are_compared_within_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends differ by .1 and -.1, gains by 0 and -.2; 4 steps of 5 s on two devices, 2 of 10 s on one."""
+    found = {
+        "pipeline_rl": {
+            0: verl_run([0.3, None, 0.4, None, 0.6], 5, 2),
+            1: verl_run([0.3, None, 0.4, None, 0.4], 5, 2, note="shared"),
+            2: verl_run([0.3, None, 0.4, None, 0.4], 50, 2),
+        },
+        "ppo_off_policy": {0: verl_run([0.2, 0.4, 0.5], 10, 1), 1: verl_run([0.2, 0.4, 0.5], 5, 1)},
+    }
+    monkeypatch.setattr(evidence, "runs_named", found.__getitem__)
+    text = evidence.off_policy_text()
+    # two values: 12.71 standard errors, which are half of what lies between them
+    assert text.startswith("Over 2 seeds PipelineRL-8 less PPO-off-policy-8 is +0.000 ± 1.271 at the end")
+    assert "-0.100 ± 1.271 in what was gained" in text
+    assert "2.0 to 4.0 times the device-seconds (2.0 on seed 0, where both had the machine to themselves)" in text
+    found["ppo_off_policy"] = {}
+    assert evidence.off_policy_text().startswith("Not recorded yet")
+
+
+def test_runs_through_verl_stand_beside_the_miniatures_of_their_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl counts batches of eight optimizer steps, the miniature optimizer steps; seed 3 has no run of it."""
+    verl = {seed: verl_run([0.2, 0.3, 0.4 + seed / 10], 1, 1) for seed in (1, 3)}
+    monkeypatch.setattr(notes, "runs_named", {"ppo_off_policy": verl}.__getitem__)
+    mine = {runs.REFERENCE: {seed: points([0, 16, 32], [0, 1, 2], [0.2, 0.3 + seed / 10, 0.9]) for seed in (0, 1)}}
+    assert "after 16 optimizer steps" in (text := notes.check_text(mine))
+    assert text.endswith("are at 0.500 ± 0.010 and 0.400 ± 0.010 on the warm start of seed 1.")
