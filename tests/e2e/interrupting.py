@@ -10,7 +10,7 @@ from tests.e2e.thinking_model import make_thinking_model
 
 STEPS, TOTAL = 3, 96
 LOW, HIGH, ANSWER = 56, 64, 4
-VAL_BUDGET, VAL_PROMPTS, VAL_RESPONSES = 30, 16, 4
+VAL_BUDGET, VAL_PROMPTS, VAL_RESPONSES = 30, 16, 8
 PHRASE = "Stop.</think>"
 BLOCK = 32
 PROBES = {"PROBE_PROMPTS": "1"}

@@ -70,8 +70,8 @@ def make_assets(folder: Path) -> Path:
     ``mixed.parquet`` every problem is: asynchronous runs train groups in the order they complete, so which of their
     steps would be skipped for equal rewards would be a matter of timing.
 
-    The model hardly ever ends a response by itself. ``stopping`` is the same with responses of many lengths: one token
-    in eight is an end to it.
+    The model hardly ever ends a response by itself. ``stopping`` and ``uneven`` are the same with responses of many
+    lengths: one token in eight is an end to the one, one in 40 to the other.
     """
     import pandas
     import torch
@@ -80,10 +80,10 @@ def make_assets(folder: Path) -> Path:
     torch.manual_seed(0)
     tokenizer = model_module.build_tokenizer()
     model = model_module.build_model(tokenizer)
-    for name in ("model", "stopping"):
+    for name, apart in (("model", len(tokenizer)), ("stopping", 8), ("uneven", 40)):
+        model.generation_config.eos_token_id = list(range(tokenizer.eos_token_id, len(tokenizer), apart))
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-        model.generation_config.eos_token_id = list(range(tokenizer.eos_token_id, len(tokenizer), 8))
 
     def row(index: int, answer: str) -> dict:
         return {

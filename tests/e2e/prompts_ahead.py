@@ -78,6 +78,10 @@ def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
         "trainer.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=3",
         "actor_rollout_ref.rollout.agent.default_agent_loop=forced_interruption",
+        # Short responses are rewarded as often as long ones, the first that arrive: at the usual rate, and where it may
+        # end by itself, the model learns to, and then nothing is left to interrupt.
+        "actor_rollout_ref.rollout.ignore_eos=True",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
         # A random model opens no thinking: all it writes counts as such.
         "++algorithm.scalerl.interruption={start_marker: null, phrase: '</think>', "
         f"thinking_budget: [{LOW}, {HIGH}], answer_budget: {ANSWER}}}",
