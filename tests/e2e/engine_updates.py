@@ -31,6 +31,8 @@ PROMPT = [5 + i % 11 for i in range(2 * BLOCK + 3)]
 LONG_PROMPT = [5 + i % 13 for i in range(400)]
 CHUNK = 80
 """Tokens that the engine takes in one step: a short prompt whole, the long one in five."""
+TOKENS = 100
+"""Of responses that are to outlast an update, however late the client asks for it."""
 OTHER_PROMPT = [6 + i % 7 for i in range(2 * BLOCK + 3)]
 SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1, 6: 0.8, 7: 1.2, 8: 1.2, 9: 0.6}
 """Version -> factor on every weight matrix: enough to change any log-prob by more than rounding. Version 8 loads the
@@ -167,7 +169,7 @@ async def check_prefixes(driver: Driver) -> None:
 
 async def check_waiting(driver: Driver) -> None:
     """Two slots: the third request waits in the engine when the weights change."""
-    names = [driver.start(PROMPT, 40) for _ in range(2)]
+    names = [driver.start(PROMPT, TOKENS) for _ in range(2)]
     await driver.until_sampled(names[1][0], 3)
     waiting, task = driver.start(PROMPT, 3)
     while waiting not in driver.server._inner_ids:
@@ -182,8 +184,8 @@ async def check_waiting(driver: Driver) -> None:
     kept = [await other for _, other in names]
     for result in kept:
         versions = result.extra_fields["versions"]
-        assert [version for version, _ in versions] == [1, 2] and sum(count for _, count in versions) == 40
-        assert result.stop_reason == "completed" and len(result.token_ids) == 40
+        assert [version for version, _ in versions] == [1, 2] and sum(count for _, count in versions) == TOKENS
+        assert result.stop_reason == "completed" and len(result.token_ids) == TOKENS
     report("kept requests span versions and lose nothing", kept[0].extra_fields["versions"])
     errors = [worst(result, PROMPT) for result in kept]
     wrong = worst(kept[0], PROMPT, recompute=True)
@@ -192,7 +194,7 @@ async def check_waiting(driver: Driver) -> None:
 
 
 async def check_recompute(driver: Driver) -> None:
-    name, task = driver.start(OTHER_PROMPT, 40)
+    name, task = driver.start(OTHER_PROMPT, TOKENS)
     await driver.until_sampled(name, 10)
     stats = await driver.update(3, recompute=True)
     output = await task

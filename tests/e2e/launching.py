@@ -141,6 +141,7 @@ def launch_verl(
     wall = time.monotonic()
     segments: set[str] = set()
     log_path = folder / f"log-{run_id[:6]}.txt"
+    code: int | None = None
     try:
         with log_path.open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -155,7 +156,8 @@ def launch_verl(
                         process.wait(1)
     finally:
         seconds = time.monotonic() - wall
-        leftover = count_leftover(run_id)
+        # One that did not end has no leftovers: nobody waits for it.
+        leftover = 0 if code is None else count_leftover(run_id)
         end_processes(run_id)
         removed = remove_shared_memory(segments)
     run = VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, removed)
