@@ -18,7 +18,7 @@ from tests.recipe_modules import load_quickstart_module
 LETTERS, DIGITS = "ab", "0123456789"
 MEAN_THINKING = 60
 RULED_OUT = -30.0
-"""Log-probability of what never follows: 100 tokens must not come at any of 5,000 places. At -20 one run in 1,000 fails."""
+"""Log-probability of what never follows: 100 tokens must not come at any of 5,000 places (at -20 in 1 run of 1,000)."""
 CONTEXT_SCALE = 0.01
 TOKEN_SCALE = 10.0
 
