@@ -17,7 +17,7 @@ from rows import REPO
 
 sys.path.insert(0, str(REPO))
 
-from scalerl_verl.platform.reap import end_processes, find_processes, run_marks
+from scalerl_verl.platform.reap import end_processes, run_marks
 
 PLUGIN = Path(__file__).resolve().parent / "pipeline_plugin"
 MODES = ("pipeline_rl keep", "pipeline_rl recompute", "separate_async", "sync")
@@ -202,9 +202,6 @@ def launch(plan: Plan, size: Size, assets: Path, folder: Path) -> int | None:
             return code
         finally:
             end_processes(run_id)
-            if find_processes(run_id):
-                time.sleep(1)
-                end_processes(run_id)
 
 
 def _note_steps(folder: Path, steps, seen: int) -> int:
