@@ -78,7 +78,7 @@ def test_every_kind_of_run_composes_and_contradicts_nothing(runs: dict[str, Any]
     assert len(problems) >= 15 and not any(problems.values()), problems
 
 
-@pytest.mark.parametrize("name", ["one-gpu", "cpu"])
+@pytest.mark.parametrize("name", ["one-gpu", "two-gpus", "cpu"])
 def test_smaller_sweeps_change_what_the_large_one_changes(spec: ModuleType, runs: dict[str, Any], name: str) -> None:
     """They were run as they are; a key that the large sweep, composed above, does not know is one of sizes."""
     known = {text.lstrip("+~").partition("=")[0] for run in runs.values() for text in run.overrides}
