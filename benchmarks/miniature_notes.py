@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from evidence_table import runs_named
-from miniature_runs import FEW, KEPT, LABELS, REFERENCE, Group, Points, Runs, paired, points_of, read_group
-from miniature_table import EARLY, MANY, difference_text
+from miniature_runs import FEW, KEPT, LABELS, MANY, REFERENCE, Group, Points, Runs, paired, points_of, read_group
+from miniature_table import EARLY, difference_text
 from rows import REPO
 
 Terms = tuple[int, ...]
@@ -43,16 +43,24 @@ def overlap_text() -> str:
 def spread_text(runs: Runs) -> str:
     """Standard deviations over seeds of pass rates, and of differences within seeds."""
     scores = [points["pass_rate"] for points in runs[REFERENCE].values()]
+    if len(scores) < 3:
+        return "Fewer than three seeds of ScaleRL are recorded, too few to tell how far seeds lie apart."
     rates = statistics.stdev(rates[0] for rates in scores), statistics.stdev(rates[-1] for rates in scores)
     spreads = []
     for found in runs.values():
         differences = paired(found, runs[REFERENCE], EARLY)
         if len(differences) > 2 and any(differences):
             spreads.append(statistics.stdev(differences))
-    return (
+    text = (
         f"The standard deviation over seeds is {rates[0]:.3f} for ScaleRL's pass rate before training and "
-        f"{rates[1]:.3f} at its end; for differences within seeds at {EARLY / 1e6:g}M tokens it is {min(spreads):.3f} "
-        f"to {max(spreads):.3f}."
+        f"{rates[1]:.3f} at its end"
+    )
+    if not spreads:
+        return f"{text}; no recipe differs from it on three seeds at {EARLY / 1e6:g}M tokens yet."
+    lowest, highest = (f"{value:.3f}" for value in (min(spreads), max(spreads)))
+    return (
+        f"{text}; for differences within seeds at {EARLY / 1e6:g}M tokens it is {lowest}"
+        f"{'' if lowest == highest else f' to {highest}'}."
     )
 
 
@@ -119,7 +127,7 @@ def decline_text(runs: Runs) -> str:
 
 def check_text(runs: Runs) -> str:
     """Runs through verl beside the miniature's of the same seed, recipe and number of steps."""
-    verl = runs_named("ppo_off_policy")
+    verl = runs_named("ppo_off_policy", is_gpu=False)
     shown, steps = [], set()
     for seed in sorted(verl.keys() & runs[REFERENCE].keys()):
         theirs, mine = verl[seed]["points"], runs[REFERENCE][seed]

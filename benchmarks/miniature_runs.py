@@ -14,6 +14,7 @@ from rows import commits_text, read_rows
 BENCH = "miniature"
 FEW = 2048
 """Training problems of a run that says nothing else."""
+MANY = 16384
 REFERENCE = "scalerl"
 KEPT = "no_positive_resampling_off"
 LABELS = {

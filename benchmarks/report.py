@@ -16,8 +16,10 @@ from typing import Any
 
 import baselines
 import command_table
+import evidence_off_policy
 import evidence_table
 import miniature_fits
+import miniature_groups
 import miniature_notes
 import miniature_table
 import patch_table
@@ -203,12 +205,12 @@ FILES: dict[str, Parts] = {
         "miniature": miniature_table.comparison_table,
         "fits": miniature_fits.fits_table,
         "kept": miniature_table.kept_table,
-        "many": miniature_table.many_table,
-        "larger": miniature_table.larger_table,
+        "many": miniature_groups.many_table,
+        "k": miniature_groups.k_table,
+        "sizes": miniature_groups.sizes_table,
         **miniature_notes.PARTS,
         "mismatch": evidence_table.mismatch_table,
-        "off-policy": evidence_table.off_policy_table,
-        "off-policy-text": evidence_table.off_policy_text,
+        **evidence_off_policy.PARTS,
     },
     "docs/pipeline.md": {"pipeline": pipeline_table, "weight_update": weight_update_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},

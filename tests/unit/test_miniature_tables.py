@@ -13,43 +13,13 @@ import pytest
 
 from scalerl_verl.scaling import sigmoid
 from tests.recipe_modules import load_benchmark_module, load_quickstart_module
+from tests.recorded_rows import BASE, CPU, SPREAD, cells, points, row
 
 bench = load_benchmark_module("bench_miniature")
 runs = load_benchmark_module("miniature_runs")
 table = load_benchmark_module("miniature_table")
 fits = load_benchmark_module("miniature_fits")
 notes = load_benchmark_module("miniature_notes")
-evidence = load_benchmark_module("evidence_table")
-
-GPU, CPU = "a GPU", "a processor"
-
-
-def points(updates: list[int], tokens: list[float], scores: list[float]) -> dict[str, Any]:
-    return {"updates": updates, "tokens": tokens, "pass_rate": scores, "stderr": [0.01] * len(scores)}
-
-
-def row(
-    name: str,
-    seed: int = 0,
-    *,
-    rise: float = 0.02,
-    every: int = 16,
-    last: int = 256,
-    hardware: str = GPU,
-    size: str = "0.3M",
-    k: int = 8,
-    problems: int = 2048,
-    lr: float = 5e-4,
-    noise: float = 0.0,
-) -> dict[str, Any]:
-    """A recorded run: 10,000 tokens a step, and a pass rate that rises by ``rise`` an e-fold of tokens."""
-    steps = list(range(0, last + 1, every))
-    tokens = [10_000 * step for step in steps]
-    scores = [0.2 if step == 0 else 0.1 + noise * seed + rise * np.log(used) for step, used in zip(steps, tokens)]
-    case = {"size": size, "k": k, "train_problems": problems, "test_problems": 1000, "lr": lr, "seed": seed}
-    made = {"impl": name, "case": case, "points": points(steps, tokens, scores), "hardware": hardware, "run_id": name}
-    made |= {"versions": {"torch": "2" if hardware == GPU else "2+cpu"}, "commit": "c" * 40, "command": "python x"}
-    return made | ({"driver": "7"} if hardware == GPU else {})
 
 
 @pytest.fixture
@@ -61,18 +31,6 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             monkeypatch.setattr(module, "read_rows", lambda name: json.loads(json.dumps(rows)))
 
     return write
-
-
-GRPO_RISE = (0.021, 0.0211, 0.0213)
-BASE = [row("scalerl", seed, noise=0.01) for seed in (0, 1, 2)]
-BASE += [row("grpo", seed, rise=rise, noise=0.01) for seed, rise in enumerate(GRPO_RISE)]
-SPREAD = [row("dapo", seed, rise=0.021 + 0.001 * seed, noise=0.01) for seed in (0, 1, 2)]
-
-
-def cells(text: str, label: str) -> list[str]:
-    """Of the line of a table that begins with ``label``."""
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_every_recipe_has_a_label() -> None:
@@ -156,25 +114,6 @@ def test_runs_of_another_learning_rate_are_not_compared(record) -> None:
     record([*BASE, row("dapo", lr=1e-3)])
     with pytest.raises(ValueError, match=r"differ in lr: 0.0005 \(grpo\), 0.001 \(dapo\)"):
         table.comparison_table()
-
-
-def test_many_problems_beside_few(record) -> None:
-    record(BASE)
-    assert table.many_table().startswith("Not run yet")
-    ours = [row("scalerl", s, rise=0.022 + 0.001 * s, problems=16384, hardware=CPU, noise=0.01) for s in (0, 1)]
-    theirs = [row("grpo", s, rise=GRPO_RISE[s], problems=16384, hardware=CPU, last=128, noise=0.01) for s in (0, 1)]
-    record(BASE + ours)
-    assert "16,384 | GRPO" not in table.many_table()
-    record(BASE + ours + theirs)
-    text = table.many_table()
-    assert "pass rate at 1.2M tokens" in text  # 128 steps have 1.28M
-    line = cells(text, "16,384 | ScaleRL, 2 seeds")
-    gain = [0.002 * np.log(6e5), 0.003 * np.log(6e5)]
-    assert line[2:5] == [f"{0.105 + 0.0225 * np.log(6e5):.3f}", table.difference_text(gain), ""]
-    same = cells(text, "16,384 | GRPO, 2 seeds")
-    assert same[3:5] == ["the same run so far", table.difference_text([-0.001 * np.log(6e5), -0.0019 * np.log(6e5)])]
-    assert cells(text, "2,048 | GRPO, 3 seeds")[3] == ""
-    assert "*ScaleRL with 16,384, GRPO with 16,384*" in text
 
 
 def test_a_difference_of_one_seed_has_no_interval(record) -> None:
@@ -291,47 +230,3 @@ def test_notes_tell_the_recorded_numbers() -> None:
     text = notes.passes_text(made)
     assert "a batch of 256 it goes through 310 before the validation at step 16 and through 950 of 2,048" in text
     assert "(the most: 1,000 before step 48)" in text
-
-
-def test_time_before_the_first_batch() -> None:
-    """Nine tenths of the first step's 10 s, of 20 s."""
-    measured = {"step_s": [None, 10.0, 6.0, 4.0], "idle_fraction": [None, 0.9, 0.1, 0.0]}
-    assert evidence.filling(measured) == "45%"
-    assert evidence.filling({"step_s": [None, 10.0]}) == ""
-
-
-def verl_run(rates: list[float | None], step_s: float, devices: int, **note: str) -> dict[str, Any]:
-    """A recorded run through verl whose steps take ``step_s`` each, the first of them for the validation alone."""
-    times = [None] + [step_s] * (len(rates) - 1)
-    stderr = [None if rate is None else 0.01 for rate in rates]
-    measured = {"step": list(range(len(rates))), "pass_rate": rates, "stderr": stderr, "step_s": times}
-    return {"points": measured, "num_devices": devices, **note}
-
-
-def test_two_ways_to_be_eight_versions_behind_are_compared_within_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends differ by .1 and -.1, gains by 0 and -.2; 4 steps of 5 s on two devices, 2 of 10 s on one."""
-    found = {
-        "pipeline_rl": {
-            0: verl_run([0.3, None, 0.4, None, 0.6], 5, 2),
-            1: verl_run([0.3, None, 0.4, None, 0.4], 5, 2, note="shared"),
-            2: verl_run([0.3, None, 0.4, None, 0.4], 50, 2),
-        },
-        "ppo_off_policy": {0: verl_run([0.2, 0.4, 0.5], 10, 1), 1: verl_run([0.2, 0.4, 0.5], 5, 1)},
-    }
-    monkeypatch.setattr(evidence, "runs_named", found.__getitem__)
-    text = evidence.off_policy_text()
-    # two values: 12.71 standard errors, which are half of what lies between them
-    assert text.startswith("Over 2 seeds PipelineRL-8 less PPO-off-policy-8 is +0.000 ± 1.271 at the end")
-    assert "-0.100 ± 1.271 in what was gained" in text
-    assert "2.0 to 4.0 times the device-seconds (2.0 on seed 0, where both had the machine to themselves)" in text
-    found["ppo_off_policy"] = {}
-    assert evidence.off_policy_text().startswith("Not recorded yet")
-
-
-def test_runs_through_verl_stand_beside_the_miniatures_of_their_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """verl counts batches of eight optimizer steps, the miniature optimizer steps; seed 3 has no run of it."""
-    verl = {seed: verl_run([0.2, 0.3, 0.4 + seed / 10], 1, 1) for seed in (1, 3)}
-    monkeypatch.setattr(notes, "runs_named", {"ppo_off_policy": verl}.__getitem__)
-    mine = {runs.REFERENCE: {seed: points([0, 16, 32], [0, 1, 2], [0.2, 0.3 + seed / 10, 0.9]) for seed in (0, 1)}}
-    assert "after 16 optimizer steps" in (text := notes.check_text(mine))
-    assert text.endswith("are at 0.500 ± 0.010 and 0.400 ± 0.010 on the warm start of seed 1.")

