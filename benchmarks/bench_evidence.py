@@ -23,6 +23,7 @@ BENCH = "evidence"
 METRICS = {
     "pass_rate": "scalerl/validation/pass_rate",
     "stderr": "scalerl/validation/stderr",
+    "val_interrupted": "scalerl/length/val/interrupted_fraction",
     "log_ratio_abs_mean": "scalerl/mismatch/log_ratio_abs_mean",
     "k3_kl": "scalerl/mismatch/k3_kl",
     "generated_tokens": "scalerl/compute/generated_tokens",

@@ -170,6 +170,7 @@ POINTS = {
     "tokens": "scalerl/compute/generated_tokens",
     "pass_rate": "scalerl/validation/pass_rate",
     "stderr": "scalerl/validation/stderr",
+    "length": "response_length/mean",
     "prompts": "scalerl/data/prompts_sum",
     "kept_fraction": "scalerl/data/kept_fraction",
     "dropped": "scalerl/data/curriculum_dropped",

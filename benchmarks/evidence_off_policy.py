@@ -154,15 +154,26 @@ def off_policy_text(machine: Machine) -> str:
     ends = [rates[OURS][seed][last][0] - rates[OTHER][seed][last][0] for seed in seeds]
     starts = [rates[OURS][seed][0][0] - rates[OTHER][seed][0][0] for seed in seeds]
     gains = [end - start for end, start in zip(ends, starts, strict=True)]
-    ratios = {
-        seed: _to_the_same_step(ours[seed], other[seed]) / _to_the_same_step(other[seed], ours[seed]) for seed in seeds
-    }
     text = (
         f"{_over(seeds)} {NAMES[OURS]} less {NAMES[OTHER]} is {_mean_text(ends)} after {last} optimizer steps and "
-        f"{_mean_text(gains)} in what was gained since the start{' (95% intervals)' * (len(seeds) > 1)}. {NAMES[OURS]} "
-        f"takes {_range(list(ratios.values()))} times the {machine.unit}-seconds{_quiet(ratios, ours, other)}."
+        f"{_mean_text(gains)} in what was gained since the start{' (95% intervals)' * (len(seeds) > 1)}."
     )
-    return f"{text} {_full_text([ours[s] for s in seeds], [other[s] for s in seeds])}" if machine.is_gpu else text
+    timed = [seed for seed in seeds if not (is_shared(ours[seed]) or is_shared(other[seed]))]
+    if not timed:
+        return text
+    ratios = [_to_the_same_step(ours[seed], other[seed]) / _to_the_same_step(other[seed], ours[seed]) for seed in timed]
+    which = "" if timed == seeds else f" ({_seeds(timed)}: nothing shared the machine)"
+    text += f" {NAMES[OURS]} takes {_range(ratios)} times the {machine.unit}-seconds{which}."
+    return f"{text} {_full_text([ours[s] for s in timed], [other[s] for s in timed])}" if machine.is_gpu else text
+
+
+def is_shared(row: Row) -> bool:
+    """Whether other work slowed the run down, so that its seconds say nothing."""
+    return "shared" in row.get("note", "")
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, seeds))}"
 
 
 def _over(seeds: Sequence[int]) -> str:
@@ -175,15 +186,6 @@ def _mean_text(differences: Sequence[float]) -> str:
 
 def _to_the_same_step(row: Row, other: Row) -> float:
     return device_seconds(row, until=min(max(optimizer_steps(row)), max(optimizer_steps(other))))
-
-
-def _quiet(ratios: Mapping[int, float], ours: Mapping[int, Row], other: Mapping[int, Row]) -> str:
-    """The ratios of seeds whose runs have no note, where others have one."""
-    alone = [seed for seed in ratios if not (ours[seed].get("note") or other[seed].get("note"))]
-    if len(alone) == len(ratios):
-        return ""
-    told = "; ".join(f"{ratios[seed]:.1f} on seed {seed}, where both had the machine to themselves" for seed in alone)
-    return told and f" ({told})"
 
 
 def _full_text(ours: Sequence[Row], other: Sequence[Row]) -> str:

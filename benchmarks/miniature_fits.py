@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from miniature_runs import KEPT, LABELS, REFERENCE, Group, Points, points_of, read_group
+from miniature_runs import KEPT, LABELS, MANY, REFERENCE, Group, Points, points_of, read_group
 from numpy.typing import NDArray
 from rows import REPO
 
@@ -19,7 +19,10 @@ from scalerl_verl.scaling.fitting import pose
 from scalerl_verl.scaling.result import CurveFit
 from scalerl_verl.scaling.solver import Problems
 
-PICTURE = REPO / "docs" / "evidence.png"
+PICTURES = {
+    REPO / "docs" / "evidence.png": Group(),
+    REPO / "docs" / "evidence-3M.png": Group("3M", problems=MANY),
+}
 DRAWN = ("scalerl", KEPT, "grpo", "dapo", "gspo")
 LATE = 1.8e6
 """Sampled tokens: the most that all recipes of the first recording have; shorter runs are not fitted."""
@@ -123,11 +126,23 @@ def _fit_cells(runs: Mapping[int, Points], R0: float) -> str:
     )
 
 
-def draw(path: Path = PICTURE, group: Group | None = None) -> None:
-    """Fitted curves of ScaleRL, ScaleRL without no-positive-resampling and the baselines."""
-    group = group or Group()
+def larger_fits_table() -> str:
+    """`fits_table` of the 3M model on many problems."""
+    return fits_table(Group("3M", problems=MANY))
+
+
+def draw_all() -> None:
+    """The pictures of docs/evidence.md."""
+    for path, group in PICTURES.items():
+        draw(path, group)
+
+
+def draw(path: Path, group: Group) -> None:
+    """Fitted curves of a group: ScaleRL, ScaleRL without no-positive-resampling where it was run, the baselines."""
     runs = points_of(read_group(group))
     labels = LABELS | {KEPT: "ScaleRL, all problems kept"}
     fits = {labels[name]: fit_mean(runs[name]) for name in DRAWN if name in runs}
-    title = f"{group.size} parameters, k = {group.k}, mean over {len(runs[REFERENCE])} seeds"
+    title = (
+        f"{group.size} parameters, {group.problems:,} problems, k = {group.k}, mean over {len(runs[REFERENCE])} seeds"
+    )
     write_plot(fits, path, "sampled tokens", title=title)

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from miniature_runs import (
     LABELS,
@@ -20,13 +21,12 @@ from miniature_runs import (
     points_of,
     provenance,
     read_group,
+    score_at,
     shared,
 )
-from miniature_table import EARLY, MAIN, add_p, correction, mean_at, of_pairs, setting_text, with_power
+from miniature_table import EARLY, MAIN, add_p, correction, half_width, mean_at, of_pairs, setting_text, with_power
 
 SIZES = ("0.3M", "3M", "11M", "27M")
-LEAST = 0.3e6
-"""Sampled tokens: groups are compared where all runs have as many; cut off earlier, they have hardly begun."""
 
 P = dict[tuple[str, float], float]
 
@@ -85,7 +85,7 @@ def variant_table(variant: Variant) -> str:
     }
     runs = {key: {seed: row["points"] for seed, row in found.items()} for key, found in rows.items()}
     budgets = common_budgets([points for found in runs.values() for points in found.values()]) if theirs else [0.0]
-    if budgets[-1] < LEAST:
+    if budgets[-1] < EARLY:  # cut off earlier, they have hardly begun
         return _not_run(variant.options, variant.names)
     heads = [
         f"pass rate at {budget / 1e6:g}M tokens | to itself with {variant.told(base)} | to ScaleRL"
@@ -127,8 +127,8 @@ def sizes_table() -> str:
         return _not_run(f"--warm warm/3M --out out/3M.{MANY} --train-problems {MANY} --lr 2e-4", MAIN)
     lines = [
         f"| parameters | seeds | learning rate | recipe | pass rate before training | at {EARLY / 1e6:g}M tokens "
-        "| difference | detectable | at the end | difference | detectable |",
-        "|---" * 11 + "|",
+        "| difference | detectable | tokens to where ScaleRL is then | at the end | difference | detectable |",
+        "|---" * 12 + "|",
     ]
     p: P = {}
     for size, rows in sizes.items():
@@ -142,8 +142,10 @@ def sizes_table() -> str:
     lines.append(
         "\nEach seed of a size has a warm start of its own that all recipes share; "
         f"k = {shared(flat, 'k')} optimizer steps of 32 x 16 responses on a generated batch; {MANY:,} training "
-        f"problems; {shared(flat, 'test_problems'):,} held-out problems, 4 samples each. *At the end*: the last tenth "
-        f"of a million tokens that all runs of a size reach. Differences to *{LABELS[REFERENCE]}* of the same size "
+        f"problems; {shared(flat, 'test_problems'):,} held-out problems, 4 samples each. *Tokens to where ScaleRL is "
+        "then*: how many times as many a recipe samples to reach ScaleRL's pass rate at that budget, within seeds, "
+        "geometric mean with a 95% interval. *At the end*: the last tenth of a million tokens that all runs of a size "
+        f"reach. Differences to *{LABELS[REFERENCE]}* of the same size "
         "within seeds with 95% intervals, in bold where 0 is outside; *detectable*: what so many seeds of this spread "
         f"show in 80% of tries. {provenance(told)}; `bench_miniature.py`. {correction(p)}"
     )
@@ -159,21 +161,54 @@ def _size_lines(size: str, rows: Rows, p: P) -> list[str]:
     for name, found in runs.items():
         start = statistics.fmean(points["pass_rate"][0] for points in found.values())
         cells = [size, str(len(found)), f"{lr:g}", LABELS[name], f"{start:.3f}"]
+        reference = runs.get(REFERENCE, {})
+        is_alone = name == REFERENCE or not reference
         for budget, is_end in ((EARLY, False), (last, True)):
             score = mean_at(found, budget)
             if score is None:
                 cells.append("not run so far | | ")
-                continue
-            if is_end and budget == EARLY:
+            elif is_end and budget == EARLY:
                 cells.append(f"as at {budget / 1e6:g}M | | ")
-                continue
-            differences = paired(found, runs[REFERENCE], budget) if REFERENCE in runs else []
-            add_p(p, (f"{LABELS[name]} with {size}", budget), differences)
-            is_alone = name == REFERENCE or REFERENCE not in runs
-            compared = with_power(differences, len(set(found) & set(runs.get(REFERENCE, {}))), is_alone)
-            cells.append(f"{score:.3f}{f' at {budget / 1e6:g}M' if is_end else ''} | {compared}")
+            else:
+                differences = paired(found, reference, budget)
+                add_p(p, (f"{LABELS[name]} with {size}", budget), differences)
+                compared = with_power(differences, len(set(found) & set(reference)), is_alone)
+                cells.append(f"{score:.3f}{f' at {budget / 1e6:g}M' if is_end else ''} | {compared}")
+            if not is_end:
+                cells.append("" if is_alone else tokens_text(found, reference, EARLY))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def tokens_to(points: Points, level: float) -> float | None:
+    """Sampled tokens at which a run first has a pass rate, between validations on a line over their logarithm.
+
+    0 if it has it at the first validation after the start already, before which there is no line; None if it never has.
+    """
+    curve = [point for point in zip(points["tokens"], points["pass_rate"], strict=True) if point[0] > 0]
+    if curve[0][1] >= level:
+        return 0.0
+    for (before, low), (after, high) in pairwise(curve):
+        if low < level <= high:
+            return float(before * (after / before) ** ((level - low) / (high - low)))
+    return None
+
+
+def tokens_text(mine: Mapping[int, Points], theirs: Mapping[int, Points], budget: float) -> str:
+    """How many times ``budget`` runs need to reach the pass rate that the others have there, within seeds."""
+    needed = []
+    for seed in sorted(set(mine) & set(theirs)):
+        level = score_at(theirs[seed], budget)
+        needed.append(None if level is None else tokens_to(mine[seed], level))
+    if None in needed:
+        return "not reached"
+    if 0.0 in needed:
+        return "there at the first validation"
+    if len(needed) < 2:
+        return "fewer than two seeds"
+    logs = [math.log(tokens / budget) for tokens in needed if tokens]
+    mean, half = statistics.fmean(logs), half_width(logs)
+    return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
 
 
 def _named(group: Group, names: Sequence[str]) -> Rows:

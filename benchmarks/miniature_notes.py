@@ -71,7 +71,26 @@ def start_text(runs: Runs) -> str:
         for seed, points in runs["grpo"].items()
         if seed in runs[REFERENCE]
     ]
-    return f"Before any training, ScaleRL's way of validation beside GRPO's is worth {difference_text(starts)}."
+    text = f"Before any training, ScaleRL's way of validation beside GRPO's is worth {difference_text(starts)}."
+    return " ".join(filter(None, (text, interrupted_text())))
+
+
+def interrupted_text() -> str:
+    """Share of held-out responses interrupted before training and later, in the runs through verl on GPUs."""
+    before, later = [], []
+    for name in ("pipeline_rl", "ppo_off_policy"):
+        for row in runs_named(name, is_gpu=True).values():
+            shares = zip(row["points"]["step"], row["points"].get("val_interrupted", []), strict=False)
+            for step, share in shares:
+                if share is not None:
+                    (later if step else before).append(share)
+    if not (before and later):
+        return ""
+    return (
+        f"It vanishes as responses get shorter: in the runs through verl on GPUs below, {min(before):.0%} to "
+        f"{max(before):.0%} of held-out responses are interrupted before training, and at most {max(later):.2%} at any "
+        "later validation."
+    )
 
 
 def passes_text(runs: Runs) -> str:

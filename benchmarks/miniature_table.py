@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of the miniature's recorded curves: recipes beside ScaleRL, paired by seed.
 
-python benchmarks/miniature_table.py    draw docs/evidence.png anew
+python benchmarks/miniature_table.py    draw docs/evidence*.png anew
 
 Seeds share a warm start across recipes, so differences are taken within a seed; intervals are Student's over seeds.
 """
@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from miniature_fits import LATE, draw
+from miniature_fits import LATE, draw_all
 from miniature_runs import (
     KEPT,
     LABELS,
@@ -31,8 +31,8 @@ from miniature_runs import (
 from scipy import stats
 
 MAIN = ("scalerl", "grpo", "dapo", "gspo")
-EARLY = 0.6e6
-"""Sampled tokens: just before the first pass over the problems ends."""
+EARLY, MIDDLE = 0.3e6, 0.6e6
+"""Sampled tokens: half of the first pass over the problems, and just before it ends."""
 POWER, LEVEL = 0.8, 0.95
 
 
@@ -72,7 +72,7 @@ def correction(p: Mapping[tuple[str, float], float]) -> str:
 
 def comparison_table(
     group: Group | None = None,
-    budgets: Sequence[float] = (EARLY, LATE),
+    budgets: Sequence[float] = (EARLY, MIDDLE, LATE),
     reference: str = REFERENCE,
     names: Sequence[str] = tuple(LABELS),
 ) -> str:
@@ -177,4 +177,4 @@ def kept_table() -> str:
 
 
 if __name__ == "__main__":
-    draw()
+    draw_all()

@@ -17,7 +17,7 @@ table = load_benchmark_module("miniature_table")
 groups = load_benchmark_module("miniature_groups")
 notes = load_benchmark_module("miniature_notes")
 
-EARLY = np.log(6e5)
+EARLY = np.log(3e5)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_one_optimizer_step_a_batch_beside_eight(record) -> None:
     new = [row("scalerl", s, k=1, rise=0.025 + 0.001 * s, noise=0.01, last=96) for s in (0, 1, 2)]
     record(BASE + old + new)
     text = groups.k_table()
-    assert "| k | recipe | pass rate at 0.6M tokens | to itself with k = 8 | to ScaleRL | pass rate at 0.9M" in text
+    assert "| k | recipe | pass rate at 0.3M tokens | to itself with k = 8 | to ScaleRL | pass rate at 0.9M" in text
     line = cells(text, "1 | ScaleRL, 3 seeds")
     assert line[2] == f"{0.11 + 0.026 * EARLY:.3f}"
     # .005, .006 and .007 times the logarithm: Student's t of two degrees of freedom
@@ -80,7 +80,7 @@ def test_one_optimizer_step_a_batch_beside_eight(record) -> None:
     assert cells(text, "8 | ScaleRL, 3 seeds")[2] == f"{0.11 + 0.02 * EARLY:.3f}"
     assert "3 seeds, each with a warm start of its own that all recipes share; k optimizer steps of 32 x 16" in text
     assert "learning rate 0.0005; 2,048 training problems; 1,000 held-out" in text
-    assert "2 comparisons" in text and "at 0.6M ScaleRL with k = 1 to k = 8; at 0.9M" in text
+    assert "2 comparisons" in text and "at 0.3M ScaleRL with k = 1 to k = 8; at 0.9M" in text
     record(BASE + old + new[:2])
     assert groups.k_table().startswith("Not run yet")  # a run that was cut off ends what all have
 
@@ -107,17 +107,17 @@ def test_sizes_are_compared_with_their_own_scalerl(record) -> None:
     shown = (4.303 + 1.061) * 0.001 / 3**0.5
     early = [f"{0.11 + 0.022 * EARLY:.3f}", f"{0.002 * EARLY:+.3f} ± {half * EARLY:.3f}", f"{shown * EARLY:.3f}"]
     late = [f"{0.11 + 0.022 * end:.3f} at 2.5M", f"{0.002 * end:+.3f} ± {half * end:.3f}", f"{shown * end:.3f}"]
-    assert line[4:] == ["0.200", *early, *late]
-    assert cells(text, "11M | 2 | 0.0001 | DAPO")[8] == f"{0.105 + 0.0215 * np.log(1.2e6):.3f} at 1.2M"
-    assert cells(text, "11M | 2 | 0.0001 | ScaleRL")[6:8] == ["", ""]
+    assert line[4:] == ["0.200", *early, "there at the first validation", *late]
+    assert cells(text, "11M | 2 | 0.0001 | DAPO")[9] == f"{0.105 + 0.0215 * np.log(1.2e6):.3f} at 1.2M"
+    assert cells(text, "11M | 2 | 0.0001 | ScaleRL")[6:9] == ["", "", ""]
     assert "GRPO" not in text
     assert "validated every 16 steps and 32 steps for *ScaleRL with 11M, DAPO with 11M*" in text
     assert "k = 8 optimizer steps" in text and "16,384 training problems; 1,000 held-out" in text
-    assert "4 comparisons; by Holm's correction" in text
+    assert "3 comparisons; by Holm's correction" in text
 
 
 def test_a_size_that_ended_early_or_has_no_scalerl_is_shown_as_far_as_it_goes(record) -> None:
-    short, exact = sized("3M", 2, 2e-4, last=48), sized("11M", 2, 1e-4, last=64)
+    short, exact = sized("3M", 2, 2e-4, last=24, every=8), sized("11M", 2, 1e-4, last=32)
     exact = [
         {**made, "points": {**made["points"], "tokens": [9_375 * u for u in made["points"]["updates"]]}}
         for made in exact
@@ -125,10 +125,36 @@ def test_a_size_that_ended_early_or_has_no_scalerl_is_shown_as_far_as_it_goes(re
     record([*short, *exact, *(row("gspo", s, size="27M", problems=16384, lr=1e-4) for s in (0, 1))])
     text = groups.sizes_table()
     line = cells(text, "3M | 2 | 0.0002 | DAPO")
-    assert line[5] == "not run so far" and line[8] == f"{0.105 + 0.0215 * np.log(4e5):.3f} at 0.4M"
-    assert cells(text, "11M | 2 | 0.0001 | DAPO")[8:] == ["as at 0.6M", "", ""]
-    assert cells(text, "27M | 2 | 0.0001 | GSPO")[6:] == ["", "", f"{0.1 + 0.02 * np.log(2.5e6):.3f} at 2.5M", "", ""]
-    assert "2 comparisons" in text  # DAPO of 3M at its end, of 11M at .6M
+    assert line[5] == "not run so far" and line[9] == f"{0.105 + 0.0215 * np.log(2e5):.3f} at 0.2M"
+    assert cells(text, "11M | 2 | 0.0001 | DAPO")[9:] == ["as at 0.3M", "", ""]
+    assert cells(text, "27M | 2 | 0.0001 | GSPO")[6:] == [
+        "",
+        "",
+        "",
+        f"{0.1 + 0.02 * np.log(2.5e6):.3f} at 2.5M",
+        "",
+        "",
+    ]
+    assert "2 comparisons" in text  # DAPO of 3M at its end, of 11M at .3M
+
+
+def test_tokens_to_where_the_others_are() -> None:
+    """At 2e5, half way between 1e5 and 4e5 in logarithms, the others have .4, .5 and .4."""
+
+    def of(*rates: float) -> dict[str, Any]:
+        return {"updates": [0, 16, 64], "tokens": [0, 1e5, 4e5], "pass_rate": [0.1, *rates]}
+
+    theirs = {0: of(0.3, 0.5), 1: of(0.4, 0.6), 2: of(0.3, 0.5)}
+    assert groups.tokens_to(theirs[0], 0.4) == pytest.approx(2e5)
+    assert (groups.tokens_to(theirs[0], 0.3), groups.tokens_to(theirs[0], 0.51)) == (0.0, None)
+    assert groups.tokens_text({0: of(0.2, 0.4), 1: of(0.3, 0.5)}, theirs, 2e5) == "2.00 (2.00 to 2.00)"
+    # 4e5 and 2e5: a mean of half a doubling, and 12.71 standard errors, which are half of what lies between them
+    half = 12.7062 * np.log(2) / 2
+    low, high = np.exp(np.log(2) / 2 - half), np.exp(np.log(2) / 2 + half)
+    assert groups.tokens_text({0: of(0.2, 0.4), 2: of(0.3, 0.5)}, theirs, 2e5) == f"1.41 ({low:.2f} to {high:.2f})"
+    assert groups.tokens_text({0: of(0.2, 0.3), 2: of(0.3, 0.5)}, theirs, 2e5) == "not reached"
+    assert groups.tokens_text({0: of(0.4, 0.5), 2: of(0.3, 0.5)}, theirs, 2e5) == "there at the first validation"
+    assert groups.tokens_text({0: of(0.2, 0.4)}, theirs, 2e5) == "fewer than two seeds"
 
 
 def test_nothing_to_compare_is_not_corrected() -> None:
@@ -148,9 +174,9 @@ def test_spread_of_few_seeds_is_not_told() -> None:
     few = notes.spread_text({name: dict(list(found.items())[:2]) for name, found in made.items()})
     assert few == "Fewer than three seeds of ScaleRL are recorded, too few to tell how far seeds lie apart."
     told = "The standard deviation over seeds is 0.100 for ScaleRL's pass rate before training and 0.010 at its end"
-    assert notes.spread_text(made) == f"{told}; no recipe differs from it on three seeds at 0.6M tokens yet."
+    assert notes.spread_text(made) == f"{told}; no recipe differs from it on three seeds at 0.3M tokens yet."
     made["grpo"] = {s: of(0.51 + s / 50, s) for s in range(3)}
     one = notes.spread_text(made)
-    assert one == f"{told}; for differences within seeds at 0.6M tokens it is 0.010."
+    assert one == f"{told}; for differences within seeds at 0.3M tokens it is 0.010."
     made["dapo"] = {s: of(0.51 + s / 25, s) for s in range(3)}
     assert notes.spread_text(made).endswith("it is 0.010 to 0.030.")
