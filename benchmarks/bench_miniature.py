@@ -63,6 +63,9 @@ def main() -> int:
     parser.add_argument("--lr", type=float)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--chunk-tokens", type=int, default=300_000)
+    parser.add_argument(
+        "--both-ways", action="store_true", help="validate interrupted as well as cut; such runs are for no other table"
+    )
     parser.add_argument("--suffix", default="", help="of the names of results")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which a recipe is ended")
     parser.add_argument("--record", type=Path, help="folder of finished runs whose rows are appended to the results")
@@ -119,7 +122,7 @@ def run(name: str, arguments: argparse.Namespace) -> None:
     from miniature_model import StackedModels
     from miniature_recipe import make_recipe
     from miniature_rollout import Vocabulary
-    from miniature_train import Problem, Trainer, as_line
+    from miniature_train import Problem, Trainer, as_line, limits_of
     from model import build_tokenizer, format_prompt
     from task import grade, sample_problems
     from transformers import Qwen3ForCausalLM
@@ -135,6 +138,10 @@ def run(name: str, arguments: argparse.Namespace) -> None:
     if arguments.lr:
         overrides = (*overrides, f"actor_rollout_ref.actor.optim.lr={arguments.lr}")
     recipe = make_recipe(name, [preset], overrides, arguments.k)
+    other = None
+    if arguments.both_ways:
+        preset, overrides = RECIPES["grpo" if recipe.interrupts else "scalerl"]
+        other = limits_of(make_recipe("other", [preset], overrides, arguments.k))
     models = StackedModels(
         [Qwen3ForCausalLM.from_pretrained(arguments.warm / str(s) / "model", dtype=torch.float32) for s in seeds]
     )
@@ -147,10 +154,13 @@ def run(name: str, arguments: argparse.Namespace) -> None:
         grade,
         arguments.chunk_tokens,
         seeds,
+        other,
     )
     facts = run_facts(f"{name}{arguments.suffix}") | (describe_gpu() if arguments.device == "cuda" else {})
     case = {"size": arguments.warm.name, "k": arguments.k, "train_problems": arguments.train_problems}
     case |= {"test_problems": arguments.test_problems, "lr": trainer.lr}
+    if arguments.both_ways:
+        case["both_ways"] = True
     stored = json.dumps({"impl": name, "case": case, "facts": facts, "updates": arguments.updates})
     (arguments.out / f"{name}{arguments.suffix}.facts.json").write_text(stored)
     files = [(arguments.out / f"{name}{arguments.suffix}.seed{s}.jsonl").open("w") for s in seeds]
@@ -170,6 +180,7 @@ POINTS = {
     "tokens": "scalerl/compute/generated_tokens",
     "pass_rate": "scalerl/validation/pass_rate",
     "stderr": "scalerl/validation/stderr",
+    "pass_rate_other_limits": "scalerl/validation/pass_rate_other_limits",
     "length": "response_length/mean",
     "prompts": "scalerl/data/prompts_sum",
     "kept_fraction": "scalerl/data/kept_fraction",
@@ -189,6 +200,7 @@ def recorded_rows(folder: Path) -> list[dict]:
         for curve in sorted(folder.glob(f"{stem}.seed*.jsonl")):
             lines = [json.loads(line)["data"] for line in curve.read_text().splitlines()]
             points = {name: [_rounded(data.get(key)) for data in lines] for name, key in POINTS.items()}
+            points = {name: values for name, values in points.items() if any(value is not None for value in values)}
             case = {**stored["case"], "seed": int(curve.stem.rpartition("seed")[2])}
             row = {"impl": stored["impl"], "metric": "curve", "unit": "pass rate", "case": case, "points": points}
             if points["updates"][-1] < stored["updates"]:

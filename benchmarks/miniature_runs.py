@@ -66,7 +66,7 @@ def select_rows(rows: Iterable[Row], group: Group) -> Rows:
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
-        if Group.of(row["case"]) == group:
+        if Group.of(row["case"]) == group and not row["case"].get("both_ways"):
             found.setdefault(row["impl"], []).append(row)
     return {
         name: {row["case"]["seed"]: row for row in found[name] if row["hardware"] == found[name][-1]["hardware"]}

@@ -64,6 +64,15 @@ class Epochs:
         self._rng.shuffle(self._queue)
 
 
+def limits_of(recipe: Recipe) -> Limits:
+    """Lengths of a recipe's responses."""
+    response = int(recipe.config.data.max_response_length)
+    if not recipe.interrupts:
+        return Limits(response)
+    ours = recipe.config.algorithm.scalerl.interruption
+    return Limits(response, tuple(ours.thinking_budget), int(ours.answer_budget))
+
+
 @dataclass
 class Batch:
     """What is trained on: rows of every model, groups beside each other, and what sampling them has cost."""
@@ -89,6 +98,7 @@ class Trainer:
         grade: (response text, answer) -> right.
         chunk_tokens: positions in a forward pass, of all models together.
         seeds: of the data's order.
+        other_limits: of lengths, under which the held-out problems are sampled and graded a second time.
     """
 
     models: StackedModels
@@ -99,6 +109,7 @@ class Trainer:
     grade: Callable[[str, str], bool]
     chunk_tokens: int
     seeds: Sequence[int]
+    other_limits: Limits | None = None
 
     def __post_init__(self) -> None:
         config = self.recipe.config
@@ -117,11 +128,7 @@ class Trainer:
             weight_decay=float(optim.weight_decay),
         )
         self.max_norm = float(config.actor_rollout_ref.actor.grad_clip)
-        response = int(config.data.max_response_length)
-        self.limits = Limits(response)
-        if self.recipe.interrupts:
-            ours = config.algorithm.scalerl.interruption
-            self.limits = Limits(response, tuple(ours.thinking_budget), int(ours.answer_budget))
+        self.limits = limits_of(self.recipe)
         self.updates = self.batches = 0
         self.generated = [0] * self.models.num_models
         self.batch_metrics: list[dict[str, float]] = [{} for _ in self.seeds]
@@ -159,6 +166,7 @@ class Trainer:
         samples = 4
         M = self.models.num_models
         _, rewards = self.sample([self.test] * M, samples)
+        others = None if self.other_limits is None else self._validate_otherwise(samples)
         lines = []
         for m, reward in enumerate(rewards):
             rates = ((reward + 1) / 2).reshape(-1, samples).mean(1).tolist()
@@ -173,7 +181,18 @@ class Trainer:
                     **self.batch_metrics[m],
                 }
             )
+            if others is not None:
+                lines[-1]["scalerl/validation/pass_rate_other_limits"] = others[m]
         return lines
+
+    def _validate_otherwise(self, samples: int) -> list[float]:
+        """Pass rates under the other limits."""
+        own, self.limits = self.limits, self.other_limits or self.limits
+        try:
+            _, rewards = self.sample([self.test] * self.models.num_models, samples)
+        finally:
+            self.limits = own
+        return [float((reward > 0).mean()) for reward in rewards]
 
     def sample_batch(self) -> Batch:
         """A batch; with dynamic sampling, prompts with equal rewards are passed over until it is full."""
