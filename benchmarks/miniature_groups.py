@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from miniature_runs import (
     LABELS,
@@ -21,10 +20,9 @@ from miniature_runs import (
     points_of,
     provenance,
     read_group,
-    score_at,
     shared,
 )
-from miniature_table import EARLY, MAIN, add_p, correction, half_width, mean_at, of_pairs, setting_text, with_power
+from miniature_table import EARLY, MAIN, add_p, correction, mean_at, of_pairs, setting_text, with_power
 
 SIZES = ("0.3M", "3M", "11M", "27M")
 
@@ -78,9 +76,9 @@ def k_table() -> str:
 def variant_table(variant: Variant) -> str:
     """Recipes of a group beside themselves in the base group, and beside ScaleRL of their own, within seeds."""
     base = Group()
-    theirs = _named(variant.group, variant.names)
+    theirs = named(variant.group, variant.names)
     rows: dict[tuple[Group, str], dict[int, Row]] = {
-        **{(base, name): found for name, found in _named(base, tuple(theirs)).items()},
+        **{(base, name): found for name, found in named(base, tuple(theirs)).items()},
         **{(variant.group, name): found for name, found in theirs.items()},
     }
     runs = {key: {seed: row["points"] for seed, row in found.items()} for key, found in rows.items()}
@@ -122,13 +120,13 @@ def _difference(mine: Mapping[int, Points], theirs: Mapping[int, Points], budget
 
 def sizes_table() -> str:
     """Recipes on many problems by size of the model, beside ScaleRL of that size, early and as far as all of it go."""
-    sizes = {size: found for size in SIZES if (found := _named(Group(size, problems=MANY), MAIN))}
+    sizes = {size: found for size in SIZES if (found := named(Group(size, problems=MANY), MAIN))}
     if not sizes:
         return _not_run(f"--warm warm/3M --out out/3M.{MANY} --train-problems {MANY} --lr 2e-4", MAIN)
     lines = [
         f"| parameters | seeds | learning rate | recipe | pass rate before training | at {EARLY / 1e6:g}M tokens "
-        "| difference | detectable | tokens to where ScaleRL is then | at the end | difference | detectable |",
-        "|---" * 12 + "|",
+        "| difference | detectable | at the end | difference | detectable |",
+        "|---" * 11 + "|",
     ]
     p: P = {}
     for size, rows in sizes.items():
@@ -142,10 +140,8 @@ def sizes_table() -> str:
     lines.append(
         "\nEach seed of a size has a warm start of its own that all recipes share; "
         f"k = {shared(flat, 'k')} optimizer steps of 32 x 16 responses on a generated batch; {MANY:,} training "
-        f"problems; {shared(flat, 'test_problems'):,} held-out problems, 4 samples each. *Tokens to where ScaleRL is "
-        "then*: how many times as many a recipe samples to reach ScaleRL's pass rate at that budget, within seeds, "
-        "geometric mean with a 95% interval. *At the end*: the last tenth of a million tokens that all runs of a size "
-        f"reach. Differences to *{LABELS[REFERENCE]}* of the same size "
+        f"problems; {shared(flat, 'test_problems'):,} held-out problems, 4 samples each. *At the end*: the last tenth "
+        f"of a million tokens that all runs of a size reach. Differences to *{LABELS[REFERENCE]}* of the same size "
         "within seeds with 95% intervals, in bold where 0 is outside; *detectable*: what so many seeds of this spread "
         f"show in 80% of tries. {provenance(told)}; `bench_miniature.py`. {correction(p)}"
     )
@@ -174,44 +170,11 @@ def _size_lines(size: str, rows: Rows, p: P) -> list[str]:
                 add_p(p, (f"{LABELS[name]} with {size}", budget), differences)
                 compared = with_power(differences, len(set(found) & set(reference)), is_alone)
                 cells.append(f"{score:.3f}{f' at {budget / 1e6:g}M' if is_end else ''} | {compared}")
-            if not is_end:
-                cells.append("" if is_alone else tokens_text(found, reference, EARLY))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def tokens_to(points: Points, level: float) -> float | None:
-    """Sampled tokens at which a run first has a pass rate, between validations on a line over their logarithm.
-
-    0 if it has it at the first validation after the start already, before which there is no line; None if it never has.
-    """
-    curve = [point for point in zip(points["tokens"], points["pass_rate"], strict=True) if point[0] > 0]
-    if curve[0][1] >= level:
-        return 0.0
-    for (before, low), (after, high) in pairwise(curve):
-        if low < level <= high:
-            return float(before * (after / before) ** ((level - low) / (high - low)))
-    return None
-
-
-def tokens_text(mine: Mapping[int, Points], theirs: Mapping[int, Points], budget: float) -> str:
-    """How many times ``budget`` runs need to reach the pass rate that the others have there, within seeds."""
-    needed = []
-    for seed in sorted(set(mine) & set(theirs)):
-        level = score_at(theirs[seed], budget)
-        needed.append(None if level is None else tokens_to(mine[seed], level))
-    if None in needed:
-        return "not reached"
-    if 0.0 in needed:
-        return "there at the first validation"
-    if len(needed) < 2:
-        return "fewer than two seeds"
-    logs = [math.log(tokens / budget) for tokens in needed if tokens]
-    mean, half = statistics.fmean(logs), half_width(logs)
-    return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
-
-
-def _named(group: Group, names: Sequence[str]) -> Rows:
+def named(group: Group, names: Sequence[str]) -> Rows:
     return {name: found for name, found in read_group(group).items() if name in names}
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from evidence_table import runs_named
-from miniature_runs import FEW, KEPT, LABELS, MANY, REFERENCE, Group, Points, Runs, paired, points_of, read_group
+from miniature_groups import SIZES, named
+from miniature_runs import BENCH, FEW, KEPT, LABELS, MANY, REFERENCE, Group, Points, Runs, paired, points_of, read_group
 from miniature_table import EARLY, difference_text
-from rows import REPO
+from rows import REPO, read_rows
 
 Terms = tuple[int, ...]
 Part = Callable[[Runs], str]
@@ -65,14 +66,21 @@ def spread_text(runs: Runs) -> str:
 
 
 def start_text(runs: Runs) -> str:
-    """What interrupting instead of cutting is worth before training."""
-    starts = [
-        runs[REFERENCE][seed]["pass_rate"][0] - points["pass_rate"][0]
-        for seed, points in runs["grpo"].items()
-        if seed in runs[REFERENCE]
-    ]
-    text = f"Before any training, ScaleRL's way of validation beside GRPO's is worth {difference_text(starts)}."
-    return " ".join(filter(None, (text, interrupted_text())))
+    """What interrupting instead of cutting is worth: before training by size, and later."""
+    told = [f"{_start_difference(runs)} at {Group().size}"]
+    for size in SIZES[1:]:
+        larger = points_of(named(Group(size, problems=MANY), (REFERENCE, "grpo")))
+        if len(larger) == 2:
+            told.append(f"{_start_difference(larger)} at {size}")
+    text = f"Before any training, ScaleRL's way of validation beside GRPO's is worth {', '.join(told)}."
+    return " ".join(filter(None, (text, interrupted_text(), both_ways_text())))
+
+
+def _start_difference(runs: Runs) -> str:
+    """ScaleRL's pass rates less GRPO's before training, of the same models."""
+    ours, theirs = runs[REFERENCE], runs["grpo"]
+    seeds = sorted(ours.keys() & theirs.keys())
+    return difference_text([ours[seed]["pass_rate"][0] - theirs[seed]["pass_rate"][0] for seed in seeds])
 
 
 def interrupted_text() -> str:
@@ -87,9 +95,28 @@ def interrupted_text() -> str:
     if not (before and later):
         return ""
     return (
-        f"It vanishes as responses get shorter: in the runs through verl on GPUs below, {min(before):.0%} to "
+        f"It goes away as responses get shorter: in ScaleRL's runs through verl on GPUs below, {min(before):.0%} to "
         f"{max(before):.0%} of held-out responses are interrupted before training, and at most {max(later):.2%} at any "
         "later validation."
+    )
+
+
+def both_ways_text() -> str:
+    """What interrupting is worth for models under training, of runs validated both ways."""
+    told = []
+    for row in read_rows(BENCH):
+        if row["case"].get("both_ways"):
+            points, case = row["points"], row["case"]
+            sign = 1 if row["impl"] == REFERENCE else -1
+            pairs = zip(points["pass_rate"], points["pass_rate_other_limits"], strict=True)
+            worth = ", ".join(f"{sign * (own - other):+.3f}" for own, other in pairs)
+            steps = ", ".join(str(step) for step in points["updates"])
+            told.append(f"{LABELS[row['impl']]}'s ({case['size']}, seed {case['seed']}) {worth} after {steps} steps")
+    if not told:
+        return ""
+    return (
+        "Of models validated both ways interrupting is worth, "
+        f"{'; '.join(told)}, each with a standard error of about .01 (`--both-ways`, on a processor)."
     )
 
 

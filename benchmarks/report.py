@@ -18,10 +18,12 @@ import baselines
 import command_table
 import evidence_off_policy
 import evidence_table
+import miniature_family
 import miniature_fits
 import miniature_groups
 import miniature_notes
 import miniature_table
+import miniature_tokens
 import patch_table
 import reference
 from pipeline_table import pipeline_table, weight_update_table
@@ -203,7 +205,10 @@ FILES: dict[str, Parts] = {
     "docs/scaling.md": {"fit": fit_table},
     "docs/evidence.md": {
         "miniature": miniature_table.comparison_table,
+        "family": miniature_family.family_text,
         "fits": miniature_fits.fits_table,
+        "tokens": miniature_tokens.tokens_table,
+        "steps": miniature_tokens.steps_text,
         "fits-larger": miniature_fits.larger_fits_table,
         "kept": miniature_table.kept_table,
         "many": miniature_groups.many_table,

@@ -333,7 +333,7 @@ def test_recorded_runs_of_a_seed_have_one_warm_start() -> None:
     """Before training, recipes differ by sampling and by how overlong responses end (.01); seeds differ by .04."""
     starts: dict[tuple, list[float]] = {}
     for row in bench.read_rows("miniature"):
-        key = (row["case"]["size"], row["case"]["seed"])
+        key = (row["case"]["size"], row["case"]["seed"], row["case"].get("both_ways"))
         starts.setdefault(key, []).append(row["points"]["pass_rate"][0])
     assert len(starts) >= 8
     apart = {key: max(rates) - min(rates) for key, rates in starts.items()}

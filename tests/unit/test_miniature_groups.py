@@ -15,6 +15,8 @@ from tests.recorded_rows import BASE, CPU, GRPO_RISE, SPREAD, cells, row
 runs = load_benchmark_module("miniature_runs")
 table = load_benchmark_module("miniature_table")
 groups = load_benchmark_module("miniature_groups")
+tokens = load_benchmark_module("miniature_tokens")
+family = load_benchmark_module("miniature_family")
 notes = load_benchmark_module("miniature_notes")
 
 EARLY = np.log(3e5)
@@ -107,9 +109,9 @@ def test_sizes_are_compared_with_their_own_scalerl(record) -> None:
     shown = (4.303 + 1.061) * 0.001 / 3**0.5
     early = [f"{0.11 + 0.022 * EARLY:.3f}", f"{0.002 * EARLY:+.3f} ± {half * EARLY:.3f}", f"{shown * EARLY:.3f}"]
     late = [f"{0.11 + 0.022 * end:.3f} at 2.5M", f"{0.002 * end:+.3f} ± {half * end:.3f}", f"{shown * end:.3f}"]
-    assert line[4:] == ["0.200", *early, "there at the first validation", *late]
-    assert cells(text, "11M | 2 | 0.0001 | DAPO")[9] == f"{0.105 + 0.0215 * np.log(1.2e6):.3f} at 1.2M"
-    assert cells(text, "11M | 2 | 0.0001 | ScaleRL")[6:9] == ["", "", ""]
+    assert line[4:] == ["0.200", *early, *late]
+    assert cells(text, "11M | 2 | 0.0001 | DAPO")[8] == f"{0.105 + 0.0215 * np.log(1.2e6):.3f} at 1.2M"
+    assert cells(text, "11M | 2 | 0.0001 | ScaleRL")[6:8] == ["", ""]
     assert "GRPO" not in text
     assert "validated every 16 steps and 32 steps for *ScaleRL with 11M, DAPO with 11M*" in text
     assert "k = 8 optimizer steps" in text and "16,384 training problems; 1,000 held-out" in text
@@ -125,10 +127,9 @@ def test_a_size_that_ended_early_or_has_no_scalerl_is_shown_as_far_as_it_goes(re
     record([*short, *exact, *(row("gspo", s, size="27M", problems=16384, lr=1e-4) for s in (0, 1))])
     text = groups.sizes_table()
     line = cells(text, "3M | 2 | 0.0002 | DAPO")
-    assert line[5] == "not run so far" and line[9] == f"{0.105 + 0.0215 * np.log(2e5):.3f} at 0.2M"
-    assert cells(text, "11M | 2 | 0.0001 | DAPO")[9:] == ["as at 0.3M", "", ""]
+    assert line[5] == "not run so far" and line[8] == f"{0.105 + 0.0215 * np.log(2e5):.3f} at 0.2M"
+    assert cells(text, "11M | 2 | 0.0001 | DAPO")[8:] == ["as at 0.3M", "", ""]
     assert cells(text, "27M | 2 | 0.0001 | GSPO")[6:] == [
-        "",
         "",
         "",
         f"{0.1 + 0.02 * np.log(2.5e6):.3f} at 2.5M",
@@ -145,16 +146,71 @@ def test_tokens_to_where_the_others_are() -> None:
         return {"updates": [0, 16, 64], "tokens": [0, 1e5, 4e5], "pass_rate": [0.1, *rates]}
 
     theirs = {0: of(0.3, 0.5), 1: of(0.4, 0.6), 2: of(0.3, 0.5)}
-    assert groups.tokens_to(theirs[0], 0.4) == pytest.approx(2e5)
-    assert (groups.tokens_to(theirs[0], 0.3), groups.tokens_to(theirs[0], 0.51)) == (0.0, None)
-    assert groups.tokens_text({0: of(0.2, 0.4), 1: of(0.3, 0.5)}, theirs, 2e5) == "2.00 (2.00 to 2.00)"
+    assert tokens.tokens_to(theirs[0], 0.4) == pytest.approx(2e5)
+    assert (tokens.tokens_to(theirs[0], 0.3), tokens.tokens_to(theirs[0], 0.51)) == (0.0, None)
+    assert tokens.tokens_text({0: of(0.2, 0.4), 1: of(0.3, 0.5)}, theirs, 2e5) == "2.00 (2.00 to 2.00)"
     # 4e5 and 2e5: a mean of half a doubling, and 12.71 standard errors, which are half of what lies between them
     half = 12.7062 * np.log(2) / 2
     low, high = np.exp(np.log(2) / 2 - half), np.exp(np.log(2) / 2 + half)
-    assert groups.tokens_text({0: of(0.2, 0.4), 2: of(0.3, 0.5)}, theirs, 2e5) == f"1.41 ({low:.2f} to {high:.2f})"
-    assert groups.tokens_text({0: of(0.2, 0.3), 2: of(0.3, 0.5)}, theirs, 2e5) == "not reached"
-    assert groups.tokens_text({0: of(0.4, 0.5), 2: of(0.3, 0.5)}, theirs, 2e5) == "there at the first validation"
-    assert groups.tokens_text({0: of(0.2, 0.4)}, theirs, 2e5) == "fewer than two seeds"
+    assert tokens.tokens_text({0: of(0.2, 0.4), 2: of(0.3, 0.5)}, theirs, 2e5) == f"1.41 ({low:.2f} to {high:.2f})"
+    assert tokens.tokens_text({0: of(0.2, 0.3), 2: of(0.3, 0.5)}, theirs, 2e5) == "not reached by 1 of 2"
+    assert (
+        tokens.tokens_text({0: of(0.4, 0.5), 2: of(0.3, 0.5)}, theirs, 2e5) == "there at the first validation by 1 of 2"
+    )
+    assert tokens.tokens_text({0: of(0.2, 0.4)}, theirs, 2e5) == "not run so far"
+    assert tokens.tokens_text({0: of(0.2, 0.4), 1: of(0.3, 0.5)}, theirs, 5e5) == "not run so far"  # nor the others
+    assert tokens.tokens_to({"updates": [0], "tokens": [0], "pass_rate": [0.1]}, 0.3) is None
+
+
+def test_tokens_by_size_and_steps(record) -> None:
+    """DAPO rises faster by .001 and so on an e-fold: it needs fewer tokens, and at a step is ahead by as much."""
+    record(sized("3M", 3, 2e-4, last=112))
+    text = tokens.tokens_table(("0.3M", "3M"))
+    assert len(text.splitlines()) == 2 + 1 + 2
+    line = cells(text, "3M | DAPO")
+    assert line[2] == "there at the first validation by 2 of 3" and line[-1] == "not run so far"
+    ratios = [1e6 ** (0.02 / rise - 1) for rise in (0.021, 0.022, 0.023)]
+    assert line[4].startswith(f"{np.exp(np.mean(np.log(ratios))):.2f} (")
+    early, late = 0.002 * np.log(3.2e5), 0.002 * np.log(1.12e6)
+    assert f"{early:+.3f} ± {4.303 * early / 2 / 3**0.5:.3f} after 32" in tokens.steps_text()
+    assert f"{late:+.3f} ± {4.303 * late / 2 / 3**0.5:.3f} after 112" in tokens.steps_text()
+    record(BASE)
+    assert tokens.tokens_table().startswith("Not run yet") and tokens.steps_text().startswith("Not run yet")
+
+
+def test_runs_validated_both_ways_are_told_apart_from_all_others(record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ScaleRL's own way is to interrupt, GRPO's to cut: what interrupting is worth has the other sign."""
+    both = [row(name, 3, size="3M", last=16, problems=16384) for name in ("scalerl", "grpo")]
+    for made in both:
+        made["case"]["both_ways"] = True
+        made["points"]["pass_rate"], made["points"]["pass_rate_other_limits"] = [0.5, 0.6], [0.48, 0.61]
+    record(BASE)
+    monkeypatch.setattr(notes, "read_rows", lambda name: BASE)
+    assert notes.both_ways_text() == ""
+    record(BASE + both)
+    monkeypatch.setattr(notes, "read_rows", lambda name: BASE + both)
+    text = notes.both_ways_text()
+    assert "ScaleRL's (3M, seed 3) +0.020, -0.010 after 0, 16 steps" in text
+    assert "GRPO's (3M, seed 3) -0.020, +0.010 after 0, 16 steps" in text
+    assert runs.read_group(runs.Group("3M", problems=16384)) == {}
+
+
+def test_all_comparisons_are_corrected_together(record) -> None:
+    """ScaleRL's to itself: t of 19, p of .0027, four times that. GRPO's: t of about 1.5."""
+    record([])
+    assert family.family_text().startswith("Not recorded yet")
+    many = [row("scalerl", s, rise=0.021 + 0.0001 * s, problems=16384, noise=0.01) for s in (0, 1, 2)]
+    many += [row("grpo", s, rise=(0.021, 0.03, 0.045)[s], problems=16384, noise=0.01) for s in (0, 1, 2)]
+    record([made for made in BASE if made["impl"] == "scalerl"] + many)
+    assert [(label, budget) for label, budget, differences in family.comparisons() if differences] == [
+        ("GRPO, 0.3M on 16,384", 3e5),
+        ("GRPO, 0.3M on 16,384", 2.5e6),
+        ("ScaleRL, 0.3M on 16,384 to itself", 3e5),
+        ("ScaleRL, 0.3M on 16,384 to itself", 1.8e6),
+    ]
+    text = family.family_text()
+    assert "make 4 different comparisons" in text
+    assert text.endswith("in brackets: ScaleRL, 0.3M on 16,384 to itself (0.3M, 1.8M).")
 
 
 def test_nothing_to_compare_is_not_corrected() -> None:
