@@ -60,5 +60,6 @@ def family_text() -> str:
     )
     return (
         f"The tables below make {len(p)} different comparisons. After Holm's correction for all of them together these "
-        f"stay below .05, at the tokens in brackets: {told or 'none'}."
+        "stay below .05, each a recipe, its parameters and training problems, at the tokens in brackets beside ScaleRL "
+        f"of the same kind (*to itself*: beside itself on {FEW:,} problems with k = 8): {told or 'none'}."
     )

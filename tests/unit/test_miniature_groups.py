@@ -210,7 +210,7 @@ def test_all_comparisons_are_corrected_together(record) -> None:
     ]
     text = family.family_text()
     assert "make 4 different comparisons" in text
-    assert text.endswith("in brackets: ScaleRL, 0.3M on 16,384 to itself (0.3M, 1.8M).")
+    assert text.endswith("with k = 8): ScaleRL, 0.3M on 16,384 to itself (0.3M, 1.8M).")
 
 
 def test_nothing_to_compare_is_not_corrected() -> None:
