@@ -23,6 +23,8 @@ from pathlib import Path
 from miniature_runs import BENCH, FEW, Group, read_group
 from rows import REPO, append_rows, describe_gpu, read_rows, run_facts
 
+PROMPTS_A_STEP = 32
+"""Of an optimizer step, in the presets."""
 INTERRUPTION = (
     "++algorithm.scalerl.interruption.thinking_budget=[36,40]",
     "++algorithm.scalerl.interruption.answer_budget=6",
@@ -48,34 +50,52 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The description as it is, and defaults."""
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", action="append", choices=RECIPES, help="one after the other; default: all")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser.add_argument(
+        "--recipe",
+        action="append",
+        choices=RECIPES,
+        default=argparse.SUPPRESS,
+        help="one after the other (default: all)",
+    )
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--warm", type=Path, help="warm-started models, a folder a seed")
-    parser.add_argument("--seeds", type=int, nargs="*", help="default: all folders")
+    parser.add_argument(
+        "--seeds", type=int, nargs="*", default=argparse.SUPPRESS, help="default: all folders of --warm"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--k", type=int, default=8, help="optimizer steps a generated batch")
-    parser.add_argument("--updates", type=int, default=256)
-    parser.add_argument("--validate-every", type=int, default=16)
-    parser.add_argument("--train-problems", type=int, default=FEW)
-    parser.add_argument("--test-problems", type=int, default=1000)
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--chunk-tokens", type=int, default=300_000)
+    parser.add_argument("--updates", type=int, default=256, help="optimizer steps")
+    parser.add_argument("--validate-every", type=int, default=16, help="optimizer steps")
+    parser.add_argument("--train-problems", type=int, default=FEW, help="of every seed")
+    parser.add_argument("--test-problems", type=int, default=1000, help="held out, the same for all seeds")
+    parser.add_argument("--lr", type=float, default=argparse.SUPPRESS, help="default: the preset's")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--chunk-tokens", type=int, default=300_000, help="positions in a forward pass, of all seeds")
     parser.add_argument(
         "--both-ways", action="store_true", help="validate interrupted as well as cut; such runs are for no other table"
     )
     parser.add_argument("--suffix", default="", help="of the names of results")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which a recipe is ended")
-    parser.add_argument("--record", type=Path, help="folder of finished runs whose rows are appended to the results")
+    parser.add_argument("--record", type=Path, help="folder of runs: their rows go to the results that tables show")
     parser.add_argument("--curves", type=Path, help="write the recorded curves there, as CSV")
     arguments = parser.parse_args()
+    for name in ("recipe", "seeds", "lr"):
+        setattr(arguments, name, getattr(arguments, name, None))
     if arguments.list:
         print("\n".join(RECIPES))
         return 0
     if arguments.record:
-        print(append_rows(BENCH, recorded_rows(arguments.record)))
+        try:
+            rows = new_rows(arguments.record)
+        except ValueError as error:
+            parser.error(str(error))
+        print(f"{append_rows(BENCH, rows)}: {len(rows)} rows more")
         return 0
     if arguments.curves:
         write_curves(arguments.curves)
@@ -83,6 +103,7 @@ def main() -> int:
     if not (arguments.warm and arguments.out):
         parser.error("--warm and --out are needed")
     try:
+        check(arguments)
         arguments.seeds = find_seeds(arguments.warm, arguments.seeds)
     except ValueError as error:
         parser.error(str(error))
@@ -90,6 +111,37 @@ def main() -> int:
     for name in arguments.recipe or RECIPES:
         run(name, arguments)
     return 0
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse what would fail or mislead later.
+
+    Raises:
+        ValueError: a size that does not fit the others, a device that is not there, results in the way.
+    """
+    k, prompts = arguments.k, PROMPTS_A_STEP
+    if k < 1:
+        raise ValueError(f"--k {k}: a generated batch makes at least 1 optimizer step")
+    for name in ("updates", "validate_every"):
+        value = getattr(arguments, name)
+        if value < 1 or value % k:
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value} must be a multiple of --k {k}: whole batches are made"
+            )
+    if arguments.train_problems < k * prompts:
+        raise ValueError(f"--train-problems {arguments.train_problems} are fewer than a batch has, {k * prompts}")
+    if arguments.test_problems < 2:
+        raise ValueError(f"--test-problems {arguments.test_problems} have no standard error; give 2 or more")
+    if arguments.lr is not None and arguments.lr <= 0:
+        raise ValueError(f"--lr {arguments.lr:g} must be above 0")
+    if arguments.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ValueError(f"--device cuda: torch {torch.__version__} finds no GPU; use --device cpu")
+    for name in arguments.recipe or RECIPES:
+        if (there := arguments.out / f"{name}{arguments.suffix}.facts.json").exists():
+            raise ValueError(f"{there} exists: give another --out or --suffix, or remove {name}{arguments.suffix}.*")
 
 
 def find_seeds(warm: Path, asked: Sequence[int] | None) -> list[int]:
@@ -189,6 +241,24 @@ POINTS = {
 
 
 ENDED = "ended before its last update"
+
+
+def new_rows(folder: Path) -> list[dict]:
+    """`recorded_rows`, none of which is recorded already.
+
+    Raises:
+        ValueError: there are no runs, one has nothing but its start, or one is recorded.
+    """
+    rows = recorded_rows(folder)
+    if not rows:
+        raise ValueError(f"--record {folder}: no runs there; give what was --out")
+    for row in rows:
+        name = f"{row['impl']} of seed {row['case']['seed']}"
+        if len(row["points"]["updates"]) < 2:
+            raise ValueError(f"--record {folder}: {name} has not got beyond its start")
+        if any(old["case"] == row["case"] and old["points"] == row["points"] for old in read_rows(BENCH)):
+            raise ValueError(f"--record {folder}: {name} is recorded already")
+    return rows
 
 
 def recorded_rows(folder: Path) -> list[dict]:

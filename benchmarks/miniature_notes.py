@@ -111,12 +111,13 @@ def both_ways_text() -> str:
             pairs = zip(points["pass_rate"], points["pass_rate_other_limits"], strict=True)
             worth = ", ".join(f"{sign * (own - other):+.3f}" for own, other in pairs)
             steps = ", ".join(str(step) for step in points["updates"])
-            told.append(f"{LABELS[row['impl']]}'s ({case['size']}, seed {case['seed']}) {worth} after {steps} steps")
+            told.append(f"{worth} after {steps} steps of {LABELS[row['impl']]} ({case['size']}, seed {case['seed']})")
     if not told:
         return ""
+    worth = "; ".join(told)
     return (
-        "Of models validated both ways interrupting is worth, "
-        f"{'; '.join(told)}, each with a standard error of about .01 (`--both-ways`, on a processor)."
+        f"In runs validated both ways, interrupting is worth {worth}, each with a standard error of about .01 "
+        "(`--both-ways`, on a processor)."
     )
 
 

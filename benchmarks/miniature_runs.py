@@ -61,18 +61,26 @@ class Group:
 def select_rows(rows: Iterable[Row], group: Group) -> Rows:
     """The newest row of each run of a group, recipes in the order of ``LABELS``.
 
-    A recipe's rows are all from one kind of machine, that of its newest: half a recording on another one would mix
-    two software stacks, and perhaps two lengths, in one mean.
+    A recipe's rows are all from one kind of machine and of as many held-out problems: half a recording on another one
+    would mix two software stacks, and perhaps two lengths, in one mean. Of several such sets it is the one with the
+    most sampled tokens, and of equals the newest: a short try on a laptop replaces nothing.
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
         if Group.of(row["case"]) == group and not row["case"].get("both_ways"):
             found.setdefault(row["impl"], []).append(row)
-    return {
-        name: {row["case"]["seed"]: row for row in found[name] if row["hardware"] == found[name][-1]["hardware"]}
-        for name in LABELS
-        if name in found
-    }
+    return {name: _longest_set(found[name]) for name in LABELS if name in found}
+
+
+def _longest_set(rows: Iterable[Row]) -> dict[int, Row]:
+    """seed -> row of the set of comparable rows with the most sampled tokens, the later of equals."""
+    sets: dict[tuple[str, int], dict[int, Row]] = {}
+    for row in rows:
+        key = (row["hardware"], row["case"]["test_problems"])
+        # the newest set stands last
+        sets[key] = sets.pop(key, {}) | {row["case"]["seed"]: row}
+    tokens = {key: sum(row["points"]["tokens"][-1] for row in found.values()) for key, found in sets.items()}
+    return sets[max(reversed(sets), key=tokens.__getitem__)]
 
 
 def read_group(group: Group) -> Rows:

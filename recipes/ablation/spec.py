@@ -61,7 +61,14 @@ def read_sweep(path: Path, recipe: str | None = None) -> list[Run]:
     Raises:
         SweepError: an unknown key, or one of the wrong kind.
     """
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SweepError(
+            f"{path} does not exist: give --sweep a sweep file, such as those beside this script"
+        ) from None
+    except yaml.YAMLError as error:
+        raise SweepError(f"{path} is no YAML: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("groups"), dict):
         raise SweepError(f"{path} needs a mapping `groups` of groups of runs")
     unknown = sorted(set(content) - set(KEYS))
@@ -98,6 +105,11 @@ def read_sweep(path: Path, recipe: str | None = None) -> list[Run]:
                         seed=seed,
                     )
                 )
+    for run in runs:
+        if launcher == RECIPES / "common" / "run_recipe.py" and not (folder / f"{run.config}.yaml").is_file():
+            raise SweepError(
+                f"{run.name}: recipe {folder.name} has no {run.config}.yaml; give --sweep a file made for that recipe"
+            )
     _refuse_twins(runs)
     return runs
 
@@ -134,7 +146,9 @@ def choose(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
     for pattern in patterns:
         if not any(_matches(run, pattern) for run in runs):
             names = ", ".join(sorted({run.name.partition("/")[0] for run in runs}))
-            raise SweepError(f"--only {pattern} matches no run: groups are {names}")
+            raise SweepError(
+                f"--only {pattern} matches no run: give a group ({names}), GROUP/NAME, or a pattern such as '*/seed0'"
+            )
     return [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
 
 

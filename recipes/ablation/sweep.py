@@ -33,7 +33,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="sweep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sweep", type=Path, default=HERE / "sweep.yaml", help="sweep file (default: beside this)")
-    parser.add_argument("--out", type=Path, default=HERE.parents[1] / "outputs" / "ablation")
+    parser.add_argument(
+        "--out", type=Path, help="default: outputs/ablation, of another sweep file outputs/ablation-NAME"
+    )
     parser.add_argument("--recipe", help="folder below recipes/ in place of the sweep's")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="runs or groups to work on")
     parser.add_argument("--retry-failed", action="store_true", help="start failed runs again, too")
@@ -47,7 +49,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Do as asked; returns the exit code."""
     arguments = parse_arguments(argv)
-    out = arguments.out.resolve()
+    # files of their own: runs of two sweeps may have one name
+    name = "ablation" if arguments.sweep.stem == "sweep" else f"ablation-{arguments.sweep.stem}"
+    out = (arguments.out or HERE.parents[1] / "outputs" / name).resolve()
     try:
         runs = choose(read_sweep(arguments.sweep, arguments.recipe), arguments.only)
         return _act(arguments, runs, out)

@@ -104,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     outputs = RECIPES.parent / "outputs"
     arguments.data = (arguments.data or outputs / "data" / f"{recipe.name}-seed{arguments.seed}").resolve()
     paths = Paths((arguments.out or outputs / recipe.name).resolve())
+    if not (recipe / f"{arguments.config}.yaml").is_file():
+        print(f"error: {recipe} has no {arguments.config}.yaml: give --config one of its configs", file=sys.stderr)
+        return 1
     command = build_command(arguments, paths)
     if arguments.print:
         print(shlex.join(command))
@@ -111,8 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_id = uuid.uuid4().hex
     settings = {name: getattr(arguments, name) for name in ("config", "preset", "seed", "overrides")}
     try:
-        if not (recipe / f"{arguments.config}.yaml").is_file():
-            raise LaunchError(f"{recipe} has no {arguments.config}.yaml: give --config one of its configs")
         paths.out.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(paths.out, run_id, print)
         if paths.finished.exists() and not arguments.fresh:

@@ -236,6 +236,23 @@ def _trainer(tokenizer, models, chunk_tokens: int, num_updates: int = 2):
     )
 
 
+def test_validation_under_other_limits_stands_beside_the_recipes_own(tokenizer, models) -> None:
+    """Grades that depend on the limits alone; afterwards sampling goes on under the recipe's."""
+    trainer = _trainer(tokenizer, models, 10_000)
+    assert "scalerl/validation/pass_rate_other_limits" not in trainer.validate()[0]
+    trainer.other_limits, own = rollout.Limits(12), trainer.limits
+    seen = []
+
+    def sample(problems, repeat):
+        seen.append(trainer.limits)
+        return None, [np.full(8, 1.0 if trainer.limits is own else -1.0)] * 2
+
+    trainer.sample = sample
+    line = trainer.validate()[1]
+    assert (line["scalerl/validation/pass_rate"], line["scalerl/validation/pass_rate_other_limits"]) == (1.0, 0.0)
+    assert seen == [own, rollout.Limits(12)] and trainer.limits is own
+
+
 def test_gradient_does_not_depend_on_chunks(tokenizer, models) -> None:
     """Denominators are those of the mini-batch, in whatever parts it passes through the network."""
     gradients = []
@@ -308,6 +325,48 @@ def test_a_run_becomes_a_row_that_says_if_it_was_cut_off(tmp_path: Path, updates
     (row,) = bench.recorded_rows(tmp_path)
     assert row["case"] == {"k": 1, "seed": 3} and row["commit"] == "c" and row.get("note") == note
     assert row["points"]["updates"] == [16] and row["points"]["pass_rate"] == [0.5123]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--k 0", "--k 0: a generated batch makes at least 1 optimizer step"),
+        ("--k 7 --updates 8", "--updates 8 must be a multiple of --k 7"),
+        ("--validate-every 12", "--validate-every 12 must be a multiple of --k 8"),
+        ("--updates 0", "--updates 0 must be a multiple"),
+        ("--train-problems 100", "--train-problems 100 are fewer than a batch has, 256"),
+        ("--test-problems 1", "--test-problems 1 have no standard error"),
+        ("--lr -1", "--lr -1 must be above 0"),
+        ("--recipe grpo --suffix .there", "grpo.there.facts.json exists: give another --out or --suffix"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str, message: str
+) -> None:
+    (tmp_path / "grpo.there.facts.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["bench", "--warm", str(tmp_path), "--out", str(tmp_path), *given.split()])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["grpo.there.facts.json"]
+
+
+def test_only_new_runs_that_got_beyond_their_start_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="no runs there; give what was --out"):
+        bench.new_rows(tmp_path)
+    facts = {"impl": "grpo", "case": {"k": 1}, "facts": {"commit": "c"}, "updates": 16}
+    (tmp_path / "grpo.facts.json").write_text(json.dumps(facts))
+    line = '{"step": %d, "data": {"scalerl/compute/steps": %d, "scalerl/validation/pass_rate": 0.5}}\n'
+    (tmp_path / "grpo.seed3.jsonl").write_text(line % (0, 0))
+    with pytest.raises(ValueError, match="grpo of seed 3 has not got beyond its start"):
+        bench.new_rows(tmp_path)
+    (tmp_path / "grpo.seed3.jsonl").write_text(line % (0, 0) + line % (16, 16))
+    (made,) = bench.new_rows(tmp_path)
+    monkeypatch.setattr(bench, "read_rows", lambda name: [made])
+    with pytest.raises(ValueError, match="grpo of seed 3 is recorded already"):
+        bench.new_rows(tmp_path)
 
 
 def test_a_run_through_verl_that_was_cut_off_says_where(tmp_path: Path) -> None:

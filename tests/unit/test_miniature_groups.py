@@ -190,8 +190,8 @@ def test_runs_validated_both_ways_are_told_apart_from_all_others(record, monkeyp
     record(BASE + both)
     monkeypatch.setattr(notes, "read_rows", lambda name: BASE + both)
     text = notes.both_ways_text()
-    assert "ScaleRL's (3M, seed 3) +0.020, -0.010 after 0, 16 steps" in text
-    assert "GRPO's (3M, seed 3) -0.020, +0.010 after 0, 16 steps" in text
+    assert "+0.020, -0.010 after 0, 16 steps of ScaleRL (3M, seed 3)" in text
+    assert "-0.020, +0.010 after 0, 16 steps of GRPO (3M, seed 3)" in text
     assert runs.read_group(runs.Group("3M", problems=16384)) == {}
 
 

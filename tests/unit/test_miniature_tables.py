@@ -90,6 +90,12 @@ def test_a_recipe_is_of_one_machine() -> None:
     rows = [row("grpo", s, last=32) for s in (0, 1, 2)] + [row("grpo", s, hardware=CPU) for s in (1, 0)]
     found = runs.select_rows(rows, runs.Group())["grpo"]
     assert {seed: made["hardware"] for seed, made in found.items()} == {0: CPU, 1: CPU}
+    # a try that is shorter, or on fewer held-out problems, replaces nothing; a longer recording does
+    few = {**rows[-1], "case": {**rows[-1]["case"], "test_problems": 200}}
+    assert runs.select_rows([*rows, few], runs.Group())["grpo"] == {0: rows[4], 1: rows[3]}
+    assert runs.select_rows([*rows, row("grpo", 0, last=16)], runs.Group())["grpo"] == {0: rows[4], 1: rows[3]}
+    again = [row("grpo", s, last=320) for s in (0, 1)]
+    assert runs.select_rows([*rows, *again], runs.Group())["grpo"] == {0: again[0], 1: again[1], 2: rows[2]}
 
 
 def test_a_recipe_recorded_later_on_another_machine_is_one_more_line(record) -> None:
