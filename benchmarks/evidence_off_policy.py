@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from evidence_table import NOT_YET, Row, commands_text, machines_text, notes_text, runs_named
+from evidence_table import NOT_YET, Row, commands_text, machines_text, notes_text, runs_named, seeds_text
 from miniature_table import difference_text
 
 Runs = dict[str, dict[int, Row]]
@@ -180,7 +180,7 @@ def _gpu_text(seeds: Sequence[int], ours: Sequence[Row], other: Sequence[Row]) -
     ratios = [_to_the_same_step(mine, theirs) for mine, theirs in zip(ours, other, strict=True)]
     return (
         f"To the last optimizer step that both have, {NAMES[OURS]} takes {_range(ratios)} times the GPU-seconds "
-        f"({_seeds(seeds)}), its filling among them. {_full_text(ours, other)}"
+        f"({seeds_text(seeds)}), its filling among them. {_full_text(ours, other)}"
     )
 
 
@@ -194,17 +194,13 @@ def _processor_text(seeds: Sequence[int], ours: Sequence[Row], other: Sequence[R
     ]
     return (
         f"On the same cores {NAMES[OURS]} takes {_range(seconds, 2)} times the seconds and {_range(used, 2)} times the "
-        f"CPU-seconds ({_seeds(seeds)}; nothing else ran beside these)."
+        f"CPU-seconds ({seeds_text(seeds)}; nothing else ran beside these)."
     )
 
 
 def is_shared(row: Row) -> bool:
     """Whether other work slowed the run down, so that its seconds say nothing."""
     return "shared" in row.get("note", "")
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, seeds))}"
 
 
 def _over(seeds: Sequence[int]) -> str:

@@ -36,7 +36,7 @@ def mismatch_table() -> str:
     steps = [str(len(_common_steps(on[seed], off[seed], "k3_kl"))) for seed in seeds]
     lines.append(
         f"\nRecipe `recipes/tiny-gpu`, bf16 in trainer and generator; the steps that both runs of a seed have, of 512 "
-        f"responses each: {listed(steps)} of {_seeds_text(seeds)}; *on / off*: geometric mean over seeds, with "
+        f"responses each: {listed(steps)} of {seeds_text(seeds)}; *on / off*: geometric mean over seeds, with "
         f"Student's interval over the logarithms of their ratios; {machines_text(rows, ('verl', 'vllm', 'torch'))}; "
         f"{notes_text({'FP32 head on': _of(on, seeds), 'FP32 head off': _of(off, seeds)})}{commands_text(rows)}."
     )
@@ -97,7 +97,7 @@ def notes_text(runs: Mapping[str, Mapping[int, Row]]) -> str:
                 holders.setdefault(note, {}).setdefault(label, []).append(seed)
     by_holders: dict[str, list[str]] = {}
     for note, labels in holders.items():
-        who = ", ".join(f"{label} ({_seeds_text(seeds)})" for label, seeds in labels.items())
+        who = ", ".join(f"{label} ({seeds_text(seeds)})" for label, seeds in labels.items())
         by_holders.setdefault(who, []).append(note)
     return "".join(f"{who}: {', '.join(notes)}; " for who, notes in by_holders.items())
 
@@ -107,7 +107,7 @@ def commands_text(rows: Iterable[Row]) -> str:
     return listed(list(dict.fromkeys(f"`{row['command']}`" for row in rows)))
 
 
-def _seeds_text(seeds: Sequence[int]) -> str:
+def seeds_text(seeds: Sequence[int]) -> str:
     """``seed 0``, ``seeds 0, 1 and 2``."""
     return f"seed{'s' * (len(seeds) > 1)} {listed([str(seed) for seed in seeds])}"
 

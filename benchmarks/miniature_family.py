@@ -23,9 +23,7 @@ def comparisons() -> Iterator[Comparison]:
     for size in SIZES:
         runs = points_of(named(Group(size, problems=MANY), MAIN))
         if runs:
-            last = common_budgets([points for found in runs.values() for points in found.values()])[-1]
-            budgets = sorted({EARLY, last} - ({EARLY} if last < EARLY else set()))
-            yield from _to_reference(runs, REFERENCE, MAIN, budgets, f", {size} on {MANY:,}")
+            yield from _to_reference(runs, REFERENCE, MAIN, common_budgets(runs.values()), f", {size} on {MANY:,}")
     for group, told in ((Group(problems=MANY), f", 0.3M on {MANY:,}"), (Group(k=1), f"{few}, k = 1")):
         runs = points_of(named(group, MAIN))
         if group.k == 1:

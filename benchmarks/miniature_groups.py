@@ -82,7 +82,7 @@ def variant_table(variant: Variant) -> str:
         **{(variant.group, name): found for name, found in theirs.items()},
     }
     runs = {key: {seed: row["points"] for seed, row in found.items()} for key, found in rows.items()}
-    budgets = common_budgets([points for found in runs.values() for points in found.values()]) if theirs else [0.0]
+    budgets = common_budgets(runs.values()) if theirs else [0.0]
     if budgets[-1] < EARLY:  # cut off earlier, they have hardly begun
         return _not_run(variant.options, variant.names)
     heads = [
@@ -152,7 +152,7 @@ def _size_lines(size: str, rows: Rows, p: P) -> list[str]:
     """Lines of one size; its comparisons are added to ``p``."""
     runs = points_of(rows)
     lr = shared(_flat(found.values() for found in rows.values()), "lr")
-    last = common_budgets([points for found in runs.values() for points in found.values()])[-1]
+    last = common_budgets(runs.values())[-1]
     lines = []
     for name, found in runs.items():
         start = statistics.fmean(points["pass_rate"][0] for points in found.values())
@@ -191,7 +191,7 @@ def _of_seeds(name: str, num: int) -> str:
     return f"{LABELS[name]}, {num} seed{'s' * (num > 1)}"
 
 
-def common_budgets(runs: Sequence[Points]) -> list[float]:
+def common_budgets(runs: Iterable[Mapping[int, Points]]) -> list[float]:
     """The early budget, and the last tenth of a million tokens that all runs reach."""
-    last = math.floor(min(points["tokens"][-1] for points in runs) / 1e5) * 1e5
+    last = math.floor(min(points["tokens"][-1] for found in runs for points in found.values()) / 1e5) * 1e5
     return [EARLY, last] if last > EARLY else [last]
