@@ -50,33 +50,28 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The description as it is, and defaults."""
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    parser.add_argument(
-        "--recipe",
-        action="append",
-        choices=RECIPES,
-        default=argparse.SUPPRESS,
-        help="one after the other (default: all)",
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", action="append", choices=RECIPES, help="one after the other (default: all)")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--warm", type=Path, help="warm-started models, a folder a seed")
-    parser.add_argument(
-        "--seeds", type=int, nargs="*", default=argparse.SUPPRESS, help="default: all folders of --warm"
-    )
+    parser.add_argument("--seeds", type=int, nargs="*", help="default: all folders of --warm")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--k", type=int, default=8, help="optimizer steps a generated batch")
-    parser.add_argument("--updates", type=int, default=256, help="optimizer steps")
-    parser.add_argument("--validate-every", type=int, default=16, help="optimizer steps")
-    parser.add_argument("--train-problems", type=int, default=FEW, help="of every seed")
-    parser.add_argument("--test-problems", type=int, default=1000, help="held out, the same for all seeds")
-    parser.add_argument("--lr", type=float, default=argparse.SUPPRESS, help="default: the preset's")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--chunk-tokens", type=int, default=300_000, help="positions in a forward pass, of all seeds")
+    parser.add_argument("--k", type=int, default=8, help="optimizer steps a generated batch (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=256, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--validate-every", type=int, default=16, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--train-problems", type=int, default=FEW, help="of every seed (default: %(default)s)")
+    parser.add_argument(
+        "--test-problems", type=int, default=1000, help="held out, the same for all seeds (default: %(default)s)"
+    )
+    parser.add_argument("--lr", type=float, help="default: the preset's")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument(
+        "--chunk-tokens",
+        type=int,
+        default=300_000,
+        help="positions in a forward pass, of all seeds (default: %(default)s)",
+    )
     parser.add_argument(
         "--both-ways", action="store_true", help="validate interrupted as well as cut; such runs are for no other table"
     )
@@ -85,8 +80,6 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="folder of runs: their rows go to the results that tables show")
     parser.add_argument("--curves", type=Path, help="write the recorded curves there, as CSV")
     arguments = parser.parse_args()
-    for name in ("recipe", "seeds", "lr"):
-        setattr(arguments, name, getattr(arguments, name, None))
     if arguments.list:
         print("\n".join(RECIPES))
         return 0
@@ -252,11 +245,12 @@ def new_rows(folder: Path) -> list[dict]:
     rows = recorded_rows(folder)
     if not rows:
         raise ValueError(f"--record {folder}: no runs there; give what was --out")
+    recorded = read_rows(BENCH)
     for row in rows:
         name = f"{row['impl']} of seed {row['case']['seed']}"
         if len(row["points"]["updates"]) < 2:
             raise ValueError(f"--record {folder}: {name} has not got beyond its start")
-        if any(old["case"] == row["case"] and old["points"] == row["points"] for old in read_rows(BENCH)):
+        if any(old["case"] == row["case"] and old["points"] == row["points"] for old in recorded):
             raise ValueError(f"--record {folder}: {name} is recorded already")
     return rows
 

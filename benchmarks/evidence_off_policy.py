@@ -152,7 +152,7 @@ def _rate_heads(validated: Sequence[int]) -> list[str]:
 
 
 def off_policy_text(machine: Machine) -> str:
-    """The two ways beside each other, within seeds: pass rate at the end, and device-seconds at equal work."""
+    """The two ways beside each other, within seeds: pass rate where both have one last, and what it costs."""
     found = machine.runs()
     ours, other = found[OURS], found[OTHER]
     seeds = sorted(ours.keys() & other.keys())

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from miniature_table import half_width
+from miniature_table import geometric
 from rows import commits_text, read_rows, versions_text
 
 Row = dict[str, Any]
@@ -68,13 +67,11 @@ def _ratio_cells(means: Sequence[tuple[float, float]]) -> str:
     """Means over seeds, the geometric mean of the seeds' ratios, its interval and their range; one seed has neither."""
     with_head, without = (statistics.fmean(column) for column in zip(*means, strict=True))
     ratios = [mine / other for mine, other in means]
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = statistics.fmean(logs)
-    spread = " | "
-    if len(logs) > 1:
-        half = half_width(logs)
-        spread = f"{math.exp(mean - half):.2f} to {math.exp(mean + half):.2f} | {min(ratios):.2f} to {max(ratios):.2f}"
-    return f"{with_head:.2e} | {without:.2e} | {math.exp(mean):.2f} | {spread}"
+    mean, spread = ratios[0], " | "
+    if len(ratios) > 1:
+        mean, low, high = geometric(ratios)
+        spread = f"{low:.2f} to {high:.2f} | {min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{with_head:.2e} | {without:.2e} | {mean:.2f} | {spread}"
 
 
 def machines_text(rows: Iterable[Row], names: Sequence[str]) -> str:

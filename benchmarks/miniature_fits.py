@@ -19,10 +19,8 @@ from scalerl_verl.scaling.fitting import pose
 from scalerl_verl.scaling.result import CurveFit
 from scalerl_verl.scaling.solver import Problems
 
-PICTURES = {
-    REPO / "docs" / "evidence.png": Group(),
-    REPO / "docs" / "evidence-3M.png": Group("3M", problems=MANY),
-}
+LARGER = Group("3M", problems=MANY)
+PICTURES = {REPO / "docs" / "evidence.png": Group(), REPO / "docs" / "evidence-3M.png": LARGER}
 DRAWN = ("scalerl", KEPT, "grpo", "dapo", "gspo")
 LATE = 1.8e6
 """Sampled tokens: the most that all recipes of the first recording have; shorter runs are not fitted."""
@@ -128,7 +126,7 @@ def _fit_cells(runs: Mapping[int, Points], R0: float) -> str:
 
 def larger_fits_table() -> str:
     """`fits_table` of the 3M model on many problems."""
-    return fits_table(Group("3M", problems=MANY))
+    return fits_table(LARGER)
 
 
 def draw_all() -> None:

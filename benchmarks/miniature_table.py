@@ -42,6 +42,13 @@ def half_width(differences: Sequence[float]) -> float:
     return float(stats.t.ppf((1 + LEVEL) / 2, degrees)) * statistics.stdev(differences) / math.sqrt(len(differences))
 
 
+def geometric(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean of two ratios or more, and both ends of its interval."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, half = statistics.fmean(logs), half_width(logs)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
 def detectable(differences: Sequence[float]) -> float:
     """The difference that so many seeds would show in four of five tries, at the spread these have."""
     degrees = len(differences) - 1

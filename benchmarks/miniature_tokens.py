@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from miniature_groups import SIZES, named
 from miniature_runs import LABELS, MANY, REFERENCE, Group, Points, points_of, score_at
-from miniature_table import EARLY, LATE, MAIN, MIDDLE, difference_text, half_width
+from miniature_table import EARLY, LATE, MAIN, MIDDLE, difference_text, geometric
 
 BUDGETS = (EARLY, MIDDLE, 1e6, LATE)
 
@@ -41,9 +39,8 @@ def tokens_text(mine: Mapping[int, Points], theirs: Mapping[int, Points], budget
     for missed, what in ((needed.count(None), "not reached"), (needed.count(0.0), "there at the first validation")):
         if missed:
             return f"{what} by {missed} of {len(needed)}"
-    logs = [math.log(tokens / budget) for tokens in needed if tokens]
-    mean, half = statistics.fmean(logs), half_width(logs)
-    return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
+    mean, low, high = geometric([tokens / budget for tokens in needed if tokens])
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
 
 def tokens_table(sizes: Sequence[str] = SIZES) -> str:

@@ -145,13 +145,18 @@ class Trainer:
             if self.updates % validate_every == 0:
                 yield self.validate()
 
-    def sample(self, problems: Sequence[Sequence[Problem]], repeat: int) -> tuple[Responses, list[np.ndarray]]:
-        """Responses to problems of every model, and the rewards of each model's rows, +1 or -1."""
+    def sample(
+        self, problems: Sequence[Sequence[Problem]], repeat: int, limits: Limits | None = None
+    ) -> tuple[Responses, list[np.ndarray]]:
+        """Responses to problems of every model, and the rewards of each model's rows, +1 or -1.
+
+        Limits are the recipe's unless given.
+        """
         responses = generate(
             self.models,
             [[p.prompt for p in row] for row in problems],
             repeat,
-            self.limits,
+            limits or self.limits,
             self.vocabulary,
             self.generator,
         )
@@ -166,7 +171,9 @@ class Trainer:
         samples = 4
         M = self.models.num_models
         _, rewards = self.sample([self.test] * M, samples)
-        others = None if self.other_limits is None else self._validate_otherwise(samples)
+        others = None
+        if self.other_limits is not None:
+            _, others = self.sample([self.test] * M, samples, self.other_limits)
         lines = []
         for m, reward in enumerate(rewards):
             rates = ((reward + 1) / 2).reshape(-1, samples).mean(1).tolist()
@@ -182,17 +189,8 @@ class Trainer:
                 }
             )
             if others is not None:
-                lines[-1]["scalerl/validation/pass_rate_other_limits"] = others[m]
+                lines[-1]["scalerl/validation/pass_rate_other_limits"] = float((others[m] > 0).mean())
         return lines
-
-    def _validate_otherwise(self, samples: int) -> list[float]:
-        """Pass rates under the other limits."""
-        own, self.limits = self.limits, self.other_limits or self.limits
-        try:
-            _, rewards = self.sample([self.test] * self.models.num_models, samples)
-        finally:
-            self.limits = own
-        return [float((reward > 0).mean()) for reward in rewards]
 
     def sample_batch(self) -> Batch:
         """A batch; with dynamic sampling, prompts with equal rewards are passed over until it is full."""

@@ -3,11 +3,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 
 GPU, CPU = "a GPU", "a processor"
+
+
+def recorder(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> Callable[[list[dict[str, Any]]], None]:
+    """A function that makes modules read these rows in place of the recorded ones, a copy each time."""
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        for module in modules:
+            monkeypatch.setattr(module, "read_rows", lambda name: json.loads(json.dumps(rows)))
+
+    return write
 
 
 def points(updates: list[int], tokens: list[float], scores: list[float]) -> dict[str, Any]:

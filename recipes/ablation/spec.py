@@ -105,13 +105,18 @@ def read_sweep(path: Path, recipe: str | None = None) -> list[Run]:
                         seed=seed,
                     )
                 )
-    for run in runs:
-        if launcher == RECIPES / "common" / "run_recipe.py" and not (folder / f"{run.config}.yaml").is_file():
-            raise SweepError(
-                f"{run.name}: recipe {folder.name} has no {run.config}.yaml; give --sweep a file made for that recipe"
-            )
+    if launcher == RECIPES / "common" / "run_recipe.py":
+        _refuse_missing_configs(runs)
     _refuse_twins(runs)
     return runs
+
+
+def _refuse_missing_configs(runs: Sequence[Run]) -> None:
+    """A recipe in place of the sweep's may have others."""
+    for run in runs:
+        if not (run.recipe / f"{run.config}.yaml").is_file():
+            missing = f"{run.name}: recipe {run.recipe.name} has no {run.config}.yaml"
+            raise SweepError(f"{missing}; give --sweep a file made for that recipe")
 
 
 def _refuse_twins(runs: Sequence[Run]) -> None:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.recipe_modules import load_benchmark_module
-from tests.recorded_rows import CPU, GPU, cells, points, verl_row
+from tests.recorded_rows import CPU, GPU, cells, points, recorder, verl_row
 
 runs = load_benchmark_module("miniature_runs")
 table = load_benchmark_module("miniature_table")
@@ -21,11 +20,7 @@ off_policy = load_benchmark_module("evidence_off_policy")
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch):
     """Take rows for the recorded ones."""
-
-    def write(rows: list[dict[str, Any]]) -> None:
-        monkeypatch.setattr(evidence, "read_rows", lambda name: json.loads(json.dumps(rows)))
-
-    return write
+    return recorder(monkeypatch, evidence)
 
 
 def test_runs_are_chosen_by_machine_and_the_newest_of_a_seed_counts(record) -> None:

@@ -243,9 +243,9 @@ def test_validation_under_other_limits_stands_beside_the_recipes_own(tokenizer, 
     trainer.other_limits, own = rollout.Limits(12), trainer.limits
     seen = []
 
-    def sample(problems, repeat):
-        seen.append(trainer.limits)
-        return None, [np.full(8, 1.0 if trainer.limits is own else -1.0)] * 2
+    def sample(problems, repeat, limits=None):
+        seen.append(limits or trainer.limits)
+        return None, [np.full(8, 1.0 if seen[-1] is own else -1.0)] * 2
 
     trainer.sample = sample
     line = trainer.validate()[1]

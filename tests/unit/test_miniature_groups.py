@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.recipe_modules import load_benchmark_module
-from tests.recorded_rows import BASE, CPU, GRPO_RISE, SPREAD, cells, row
+from tests.recorded_rows import BASE, CPU, GRPO_RISE, SPREAD, cells, recorder, row
 
 runs = load_benchmark_module("miniature_runs")
 table = load_benchmark_module("miniature_table")
@@ -25,11 +24,7 @@ EARLY = np.log(3e5)
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch):
     """Take rows for the recorded ones."""
-
-    def write(rows: list[dict[str, Any]]) -> None:
-        monkeypatch.setattr(runs, "read_rows", lambda name: json.loads(json.dumps(rows)))
-
-    return write
+    return recorder(monkeypatch, runs, notes)
 
 
 def test_many_problems_beside_few(record) -> None:
@@ -178,17 +173,15 @@ def test_tokens_by_size_and_steps(record) -> None:
     assert tokens.tokens_table().startswith("Not run yet") and tokens.steps_text().startswith("Not run yet")
 
 
-def test_runs_validated_both_ways_are_told_apart_from_all_others(record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_validated_both_ways_are_told_apart_from_all_others(record) -> None:
     """ScaleRL's own way is to interrupt, GRPO's to cut: what interrupting is worth has the other sign."""
     both = [row(name, 3, size="3M", last=16, problems=16384) for name in ("scalerl", "grpo")]
     for made in both:
         made["case"]["both_ways"] = True
         made["points"]["pass_rate"], made["points"]["pass_rate_other_limits"] = [0.5, 0.6], [0.48, 0.61]
     record(BASE)
-    monkeypatch.setattr(notes, "read_rows", lambda name: BASE)
     assert notes.both_ways_text() == ""
     record(BASE + both)
-    monkeypatch.setattr(notes, "read_rows", lambda name: BASE + both)
     text = notes.both_ways_text()
     assert "+0.020, -0.010 after 0, 16 steps of ScaleRL (3M, seed 3)" in text
     assert "-0.020, +0.010 after 0, 16 steps of GRPO (3M, seed 3)" in text

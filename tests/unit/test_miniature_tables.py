@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from scalerl_verl.scaling import sigmoid
 from tests.recipe_modules import load_benchmark_module, load_quickstart_module
-from tests.recorded_rows import BASE, CPU, SPREAD, cells, points, row
+from tests.recorded_rows import BASE, CPU, SPREAD, cells, points, recorder, row
 
 bench = load_benchmark_module("bench_miniature")
 runs = load_benchmark_module("miniature_runs")
@@ -23,14 +22,9 @@ notes = load_benchmark_module("miniature_notes")
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def record(monkeypatch: pytest.MonkeyPatch):
     """Take rows for the recorded ones."""
-
-    def write(rows: list[dict[str, Any]]) -> None:
-        for module in (runs, bench):
-            monkeypatch.setattr(module, "read_rows", lambda name: json.loads(json.dumps(rows)))
-
-    return write
+    return recorder(monkeypatch, runs, bench)
 
 
 def test_every_recipe_has_a_label() -> None:
