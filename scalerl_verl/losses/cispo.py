@@ -40,6 +40,7 @@ from scalerl_verl.losses.ratios import (
     tokens_in_range,
     usable_tokens,
 )
+from scalerl_verl.names import DEFAULT_EPS_MAX
 
 _NEUTRAL_METRICS: dict[str, tuple[float, str]] = {
     "scalerl/loss/ratio_mean": (1.0, "mean"),
@@ -60,7 +61,7 @@ def cispo_token_loss(
     logp_rollout_BT: torch.Tensor,
     advantages_BT: torch.Tensor,
     mask_BT: torch.Tensor,
-    eps_max: float = 5.0,
+    eps_max: float = DEFAULT_EPS_MAX,
     token_mask_range: Sequence[float] | None = None,
     sequence_truncation: str | None = None,
 ) -> torch.Tensor:
@@ -121,7 +122,7 @@ def cispo_metrics(
     logp_rollout_BT: torch.Tensor,
     advantages_BT: torch.Tensor,
     mask_BT: torch.Tensor,
-    eps_max: float = 5.0,
+    eps_max: float = DEFAULT_EPS_MAX,
     token_mask_range: Sequence[float] | None = None,
     sequence_truncation: str | None = None,
 ) -> dict[str, tuple[float, str]]:

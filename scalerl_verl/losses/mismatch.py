@@ -11,6 +11,7 @@ import math
 import torch
 
 from scalerl_verl.losses.ratios import loss_dtype, sequence_log_ratio, usable_tokens
+from scalerl_verl.names import DEFAULT_EPS_MAX
 
 MAX_LOG_RATIO = 80.0
 """Metrics see log-ratios clamped to this from above: exp(80) = 5.5e34, whose sums over a batch stay finite."""
@@ -59,7 +60,7 @@ def effective_fraction(weight_N: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def mismatch_metrics(
-    logp_train_BT: torch.Tensor, logp_rollout_BT: torch.Tensor, mask_BT: torch.Tensor, eps_max: float = 5.0
+    logp_train_BT: torch.Tensor, logp_rollout_BT: torch.Tensor, mask_BT: torch.Tensor, eps_max: float = DEFAULT_EPS_MAX
 ) -> dict[str, tuple[float, str]]:
     """Return diagnostics of the ratio rho = exp(logp_train - logp_rollout), each with how to aggregate it.
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import read_section
 
 PIPELINE_SECTION = "trainer.v1.pipeline_rl"
 OFF_POLICY_SECTION = "trainer.v1.ppo_off_policy"
 KV_ON_UPDATE = ("keep", "recompute")
 STAGING = ("device", "host", "none")
-Settings = TypeVar("Settings", bound="PipelineSettings | OffPolicySettings")
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -99,25 +99,6 @@ class OffPolicySettings:
             )
         if problems:
             raise ScaleRLConfigError(problems)
-
-
-def read_section(cls: type[Settings], name: str, section: Mapping[str, Any] | None) -> Settings:
-    """Build ``cls`` from a config section (or its absence).
-
-    Args:
-        cls: one of the classes above.
-        name: the section's path, for messages.
-        section: its content.
-
-    Raises:
-        ScaleRLConfigError: an unknown key or value.
-    """
-    given = dict(section or {})
-    known = [field.name for field in fields(cls)]
-    unknown = sorted(set(map(str, given)) - set(known))
-    if unknown:
-        raise ScaleRLConfigError([f"{name}.{key} does not exist: the keys are {', '.join(known)}" for key in unknown])
-    return cls(**given)
 
 
 def pipeline_settings(config: Any) -> PipelineSettings:

@@ -146,8 +146,8 @@ def _resolve(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
 
 
 def _find_shape(config: DictConfig, given: str | None, stored: Path | None) -> Any:
+    from scalerl_verl.names import select
     from scalerl_verl.planning.shapes import find_shape
-    from scalerl_verl.plugins.names import select
 
     model = str(select(config, "actor_rollout_ref.model.path"))
     if given is None and stored is not None and not (Path(model).expanduser() / "config.json").is_file():
@@ -159,8 +159,8 @@ def _startup_problems(config: DictConfig) -> list[str]:
     """What the run itself would refuse at start, as far as that needs no file; budgets by the phrase's letters."""
     from omegaconf import OmegaConf
 
+    from scalerl_verl.names import asked_names, select
     from scalerl_verl.plugins import config_checks, interruption_settings
-    from scalerl_verl.plugins.names import asked_names, select
     from scalerl_verl.rollout.budgets import resolve_budgets
 
     if not asked_names(config):

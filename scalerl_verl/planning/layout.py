@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import select
 from scalerl_verl.planning.generator import GeneratorSetup
 from scalerl_verl.planning.shapes import ModelShape
 from scalerl_verl.planning.trainer import TrainerSetup
-from scalerl_verl.plugins.names import select
 
 GIB = 2**30
 SEPARATE = ("separate_async", "pipeline_rl")

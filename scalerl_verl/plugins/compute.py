@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from scalerl_verl.plugins.names import asked_names, select
+from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins.training_step import AdvantageStep
 from scalerl_verl.scaling.forecast import forecast_metrics
 from scalerl_verl.scaling.ledger import ComputeLedger, ValidationPoint

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import FOR_ANY_ESTIMATOR, OWN_KEYS, near_misses, select
 from scalerl_verl.plugins import (
     curriculum_settings,
     head_settings,
@@ -15,7 +16,6 @@ from scalerl_verl.plugins import (
     pipeline_checks,
     ratio_checks,
 )
-from scalerl_verl.plugins.names import FOR_ANY_ESTIMATOR, OWN_KEYS, near_misses, select
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings, read_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl.curriculum import ResamplingRules
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins.names import select
+from scalerl_verl.names import select
 
 SECTION = "data.sampler"
 CLASS_PATH = "scalerl_verl.curriculum.NoPositiveResampling"

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-MODEL = "actor_rollout_ref.model"
-BACKEND = f"{MODEL}.fused_kernel_options.impl_backend"
-HF_OVERRIDES = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides"
-HEAD_DTYPE = f"{HF_OVERRIDES}.head_dtype"
-FP32, SHARED_PASS = "fp32", "fp32_shared_pass"
+from scalerl_verl.names import FP32, GENERATOR_DTYPE, HEAD_DTYPE, HF_OVERRIDES, MODEL, SHARED_PASS, generator_head_dtype
+from scalerl_verl.names import HEAD_BACKEND as BACKEND
+from scalerl_verl.names import select as _select
+
 BACKENDS = (FP32, SHARED_PASS)
 VERL_BACKENDS = ("torch", "triton", "liger")
-GENERATOR_DTYPE = "float32"
 _SAME_DTYPE = ("float32", "float", "fp32")
 """What somebody may write for it; vLLM takes some of these, here one spelling is enough."""
 
@@ -34,26 +31,10 @@ _WHY_NOT = {
 }
 
 
-def _select(config: DictConfig, path: str, default: Any = None) -> Any:
-    value = OmegaConf.select(config, path, default=default)
-    return default if value is None else value
-
-
 def trainer_backend(config: DictConfig) -> str | None:
     """Return the name of our trainer head in use, or None."""
     backend = _select(config, BACKEND)
     return backend if backend in BACKENDS else None
-
-
-def generator_head_dtype(config: DictConfig) -> Any:
-    """Return vLLM's head dtype as configured, or None; `hf_overrides` may be a section or JSON text."""
-    overrides = _select(config, HF_OVERRIDES, {})
-    if isinstance(overrides, str):
-        try:
-            overrides = json.loads(overrides)
-        except ValueError:
-            return None  # vLLM refuses such text itself
-    return overrides.get("head_dtype") if hasattr(overrides, "get") else None
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:

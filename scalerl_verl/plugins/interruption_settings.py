@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.plugins.names import select
+from scalerl_verl.names import select
 from scalerl_verl.rollout.budgets import InterruptionSettings, resolve_budgets
 from scalerl_verl.rollout.lengths import AlarmSettings
 from scalerl_verl.rollout.markers import ThinkingScript

@@ -13,8 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
+from scalerl_verl.names import select
 from scalerl_verl.plugins import interruption_settings
-from scalerl_verl.plugins.names import select
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.verl.weight_sync import sync_timeout_s
 

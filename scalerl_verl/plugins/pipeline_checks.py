@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.pipeline.settings import OffPolicySettings, PipelineSettings, read_section
-from scalerl_verl.plugins.names import select
+from scalerl_verl.names import read_section, select
+from scalerl_verl.pipeline.settings import OffPolicySettings, PipelineSettings
 
 _MODE = "trainer.v1.trainer_mode"
 _ACTOR = "actor_rollout_ref.actor"

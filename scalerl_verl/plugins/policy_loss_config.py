@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from verl.workers.config import PolicyLossConfig
 
-from scalerl_verl.plugins.settings import DEFAULT_EPS_MAX, PolicyLossSettings
+from scalerl_verl.names import DEFAULT_EPS_MAX
+from scalerl_verl.plugins.settings import PolicyLossSettings
 
 
 @dataclass

@@ -14,8 +14,8 @@ from dataclasses import fields
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import LOSS_KEYS, LOSS_SECTION, near_misses, select
 from scalerl_verl.plugins import head_settings
-from scalerl_verl.plugins.names import LOSS_KEYS, LOSS_SECTION, near_misses, select
 from scalerl_verl.plugins.settings import PolicyLossSettings
 
 _ACTOR = "actor_rollout_ref.actor"

@@ -10,12 +10,12 @@ from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.losses.ratios import SEQUENCE_TRUNCATIONS, is_token_range
+from scalerl_verl.names import ALGORITHM_SECTION, DEFAULT_EPS_MAX, LOSS_SECTION, read_section
 from scalerl_verl.plugins.interruption_settings import read_alarm, read_settings
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings
 
 ADV_NORMS = ("batch", "prompt", "none")
 ZERO_VARIANCE = ("drop", "keep")
-DEFAULT_EPS_MAX = 5.0
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,7 @@ class AlgorithmSettings:
         Raises:
             ScaleRLConfigError: an unknown key or value.
         """
-        given = dict(section or {})
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise ScaleRLConfigError(
-                [f"algorithm.scalerl.{key} does not exist: the keys are {', '.join(known)}" for key in unknown]
-            )
-        return cls(**given)
+        return read_section(cls, ALGORITHM_SECTION, section)
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ class PolicyLossSettings:
 
     def __post_init__(self) -> None:
         problems = []
-        path, cap = "actor_rollout_ref.actor.policy_loss", self.eps_max
+        path, cap = LOSS_SECTION, self.eps_max
         if isinstance(cap, bool) or not isinstance(cap, int | float) or not math.isfinite(cap) or cap <= 0:
             problems.append(
                 f"{path}.eps_max={cap!r} must be a finite number above 0: it is the absolute cap of the importance "

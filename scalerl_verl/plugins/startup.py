@@ -9,8 +9,8 @@ import sys
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins import config_checks, curriculum_settings, machine_checks, status
-from scalerl_verl.plugins.names import asked_names, select
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
 

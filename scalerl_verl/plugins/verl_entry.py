@@ -2,30 +2,18 @@
 """Entry point ``verl.plugins: scalerl``: verl imports this module at the end of ``import verl``.
 
 verl logs a failing plugin at DEBUG level and goes on. A run that asks for our names would then fail minutes later,
-or train with something else; so this module stops such a run itself. It imports the standard library only.
+or train with something else; so this module stops such a run itself. It imports the standard library and our list of
+names only.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 import traceback
 from typing import Any
 
-_NAMES = r"(scalerl|scalerl_cispo|prompt-mean|gloo|forced_interruption)"
-_HEADS = r"""impl_backend['"]?[=:]\s*['"]?fp32|head_dtype['"]?[=:]\s*['"]?float32"""
-_ON_COMMAND_LINE = re.compile(
-    rf"^\+{{0,2}}(scalerl[@=]|algorithm\.scalerl\b|\S*poll_interval_s=)|^\+{{0,2}}[\w.@]+=['\"]?{_NAMES}['\"]?$|{_HEADS}"
-)
-_IN_YAML = re.compile(rf"^\s*(scalerl:|poll_interval_s:|[\w]+: ['\"]?{_NAMES}['\"]?$)|{_HEADS}", re.MULTILINE)
-
-
-def asks_for_us(argv: list[str], environ: dict[str, str]) -> bool:
-    """Whether a command line or environment uses one of our names (before any config is composed)."""
-    by_env = environ.get("SCALERL_VERL_ACTIVE") == "1" or environ.get("VERL_PLATFORM", "").lower() == "cpu"
-    # argv[0] is the script; a value that merely contains our name (a path) asks for nothing.
-    return by_env or any(_ON_COMMAND_LINE.search(argument) for argument in argv[1:])
+from scalerl_verl.names import asked_names, asks_on_command_line
 
 
 def _guard_config(cause: str) -> None:
@@ -38,9 +26,7 @@ def _guard_config(cause: str) -> None:
 
     @functools.wraps(original)
     def validate_config(config: object, *args: object, **kwargs: object) -> object:
-        from omegaconf import OmegaConf
-
-        if _IN_YAML.search(OmegaConf.to_yaml(config)):
+        if asked_names(config):
             raise SystemExit(cause)
         return original(config, *args, **kwargs)
 
@@ -59,7 +45,8 @@ def _load() -> None:
         )
         traceback.print_exc()
         print(cause, file=sys.stderr, flush=True)
-        if asks_for_us(sys.argv, dict(os.environ)):
+        # argv[0] is the script.
+        if asks_on_command_line(sys.argv[1:], os.environ):
             # SystemExit is no Exception: verl's blanket handler cannot swallow it.
             raise SystemExit(cause) from error
         _guard_config(cause)

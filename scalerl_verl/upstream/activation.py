@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
-ACTIVE_ENV = "SCALERL_VERL_ACTIVE"
-PLATFORM_ENV = "VERL_PLATFORM"
+from scalerl_verl.names import ACTIVE_ENV, PLATFORM_ENV, is_cpu_platform
+
 ALLOW_UNKNOWN_ENV = "SCALERL_VERL_ALLOW_UNKNOWN_SOURCE"
 STATUS_DIR_ENV = "SCALERL_VERL_STATUS_DIR"
 SYNC_TIMEOUT_ENV = "SCALERL_VERL_SYNC_TIMEOUT_S"
@@ -18,11 +18,6 @@ ROOT_LEVEL_ENV = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 
 FORWARDED_ENV = (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV, STATUS_DIR_ENV, SYNC_TIMEOUT_ENV)
 """Variables every node's processes need; Ray forwards only what runtime_env lists to other nodes."""
-
-
-def is_cpu_platform() -> bool:
-    """``VERL_PLATFORM=cpu``: verl's whole loop runs on the CPU."""
-    return os.environ.get(PLATFORM_ENV, "").strip().lower() == "cpu"
 
 
 def is_checked() -> bool:

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from scalerl_verl.plugins.verl_entry import asks_for_us
+from scalerl_verl.names import SECTIONS, VALUES, asked_names, asks_on_command_line
 
 BREAK_PLUGIN = '''
 import sys
@@ -66,7 +67,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenInstall:
     return BrokenInstall(tmp_path_factory.mktemp("broken"))
 
 
-@pytest.mark.parametrize("argument", ["+scalerl=recipe", "algorithm.adv_estimator=scalerl"])
+@pytest.mark.parametrize("argument", ["+scalerl=recipe", "trainer.v1.trainer_mode=pipeline_rl"])
 def test_run_with_our_name_on_the_command_line_ends_at_once_with_the_cause(
     broken: BrokenInstall, argument: str
 ) -> None:
@@ -75,7 +76,7 @@ def test_run_with_our_name_on_the_command_line_ends_at_once_with_the_cause(
 
 
 def test_run_with_our_name_in_a_config_file_only_is_refused_before_ray_starts(broken: BrokenInstall) -> None:
-    text = "defaults:\n  - ppo_trainer\n  - _self_\nalgorithm:\n  adv_estimator: scalerl\n"
+    text = "defaults:\n  - ppo_trainer\n  - _self_\ntrainer:\n  v1:\n    trainer_mode: ppo_off_policy\n"
     (broken.cwd / "mine.yaml").write_text(text)
     broken.check_refused(broken.main_ppo("--config-dir", str(broken.cwd), "--config-name", "mine"))
     assert (broken.cwd / "outputs").exists(), "Hydra makes this folder, or the test above proves nothing"
@@ -89,28 +90,56 @@ def test_run_without_our_names_still_works_and_shows_the_cause(broken: BrokenIns
     assert "Traceback" in done.stderr
 
 
+NAMES = [(path, value) for path, values in VALUES.items() for value in sorted(values)]
+KEYS = [(section, prefix) for section, prefixes in SECTIONS.items() if section for prefix in prefixes]
+
+
+@pytest.mark.parametrize(("path", "value"), NAMES)
+def test_guard_recognises_every_name_wherever_it_stands(path: str, value: str) -> None:
+    parent, _, leaf = path.rpartition(".")
+    for argument in (f"{path}={value}", f"++{path}='{value}'", f"+{parent}={{{leaf}:{value}}}"):
+        assert asks_on_command_line([argument], {}), argument
+    config = OmegaConf.create({})
+    OmegaConf.update(config, path, value, force_add=True)
+    assert asked_names(config) == {path: value}
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS)
+def test_guard_recognises_every_section_of_ours(section: str, key: str) -> None:
+    for argument in (f"+{section}.{key}=1", f"++{section}.{key}.x=1", f"+{section}={{{key}:1}}"):
+        assert asks_on_command_line([argument], {}), argument
+    config = OmegaConf.create({})
+    OmegaConf.update(config, f"{section}.{key}", 1, force_add=True)
+    assert asked_names(config) == {f"{section}.{key}": "set"}
+
+
 @pytest.mark.parametrize(
-    ("argv", "environment", "expected"),
+    ("arguments", "environment", "expected"),
     [
-        (["main_ppo.py"], {}, False),
-        (["main_ppo.py", "+scalerl=recipe"], {}, True),
-        (["main_ppo.py", "algorithm.adv_estimator=scalerl"], {}, True),
-        (["main_ppo.py", "actor_rollout_ref.actor.policy_loss.loss_mode=scalerl_cispo"], {}, True),
-        (["main_ppo.py", "trainer.logger=console", "actor_rollout_ref.actor.loss_agg_mode=prompt-mean"], {}, True),
-        (["main_ppo.py", "actor_rollout_ref.model.fused_kernel_options.impl_backend=fp32"], {}, True),
-        (["main_ppo.py", "actor_rollout_ref.model.fused_kernel_options.impl_backend=triton"], {}, False),
-        (["main_ppo.py", "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.head_dtype=float32"], {}, True),
-        (["main_ppo.py", """+a.vllm.hf_overrides='{"head_dtype": "float32"}'"""], {}, True),
-        (["main_ppo.py", "actor_rollout_ref.rollout.dtype=float32"], {}, False),
-        (["main_ppo.py", "algorithm.adv_estimator=grpo"], {}, False),
-        (["/opt/scalerl/main_ppo.py"], {}, False),
+        (["+scalerl=recipe"], {}, True),
+        (["'+scalerl=[recipe,pipeline]'"], {}, True),
+        (["scalerl@_global_=recipe"], {}, True),
+        (["++algorithm.scalerl.adv_norm=batch"], {}, True),
+        (["trainer.logger=console", "actor_rollout_ref.actor.loss_agg_mode=prompt-mean"], {}, True),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=scalerl-cispo"], {}, True),
+        (["""+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides='{"head_dtype": "float32"}'"""], {}, True),
+        (["algorithm={adv_estimator:scalerl,gamma:1.0}"], {}, True),
+        (["actor_rollout_ref.model.fused_kernel_options.impl_backend=triton"], {}, False),
+        (["actor_rollout_ref.rollout.dtype=float32"], {}, False),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=cispo"], {}, False),
+        (["algorithm.adv_estimator=grpo"], {}, False),
+        (["~algorithm.scalerl"], {}, False),
+        (["trainer.default_local_dir=/data/scalerl/prompt-mean"], {}, False),
+        (["data.train_files=/data/algorithm.adv_estimator=scalerl.parquet"], {}, False),
         ([], {}, False),
-        (["main_ppo.py"], {"SCALERL_VERL_ACTIVE": "1"}, True),
-        (["main_ppo.py"], {"SCALERL_VERL_ACTIVE": "0"}, False),
-        (["main_ppo.py"], {"VERL_PLATFORM": "cpu"}, True),
-        (["main_ppo.py"], {"VERL_PLATFORM": "CPU"}, True),
-        (["main_ppo.py"], {"VERL_PLATFORM": "nvidia"}, False),
+        ([], {"SCALERL_VERL_ACTIVE": "1"}, True),
+        ([], {"SCALERL_VERL_ACTIVE": "0"}, False),
+        ([], {"VERL_PLATFORM": "cpu"}, True),
+        ([], {"VERL_PLATFORM": "CPU"}, True),
+        ([], {"VERL_PLATFORM": "nvidia"}, False),
     ],
 )
-def test_command_line_or_environment_asks_for_us(argv: list[str], environment: dict[str, str], expected: bool) -> None:
-    assert asks_for_us(argv, environment) is expected
+def test_command_line_or_environment_asks_for_us(
+    arguments: list[str], environment: dict[str, str], expected: bool
+) -> None:
+    assert asks_on_command_line(arguments, environment) is expected

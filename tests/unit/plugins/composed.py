@@ -11,8 +11,8 @@ import verl  # noqa: F401 - loads the plugin, which puts our presets on Hydra's 
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from scalerl_verl.names import asked_names
 from scalerl_verl.plugins.config_checks import find_problems
-from scalerl_verl.plugins.names import asked_names
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -17,10 +17,10 @@ from verl.utils.config import omega_conf_to_dataclass
 
 import scalerl_verl.configs
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import asked_names
 from scalerl_verl.plugins import startup
 from scalerl_verl.plugins.config_checks import find_problems
 from scalerl_verl.plugins.curriculum_settings import CLASS_PATH
-from scalerl_verl.plugins.names import asked_names
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
 from tests.recipe_modules import load_benchmark_module

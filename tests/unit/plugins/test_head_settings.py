@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from scalerl_verl.names import asked_names
 from scalerl_verl.plugins.config_checks import find_problems
-from scalerl_verl.plugins.names import asked_names
 from tests.unit.plugins.composed import ACTOR, HEAD, HEAD_DTYPE, MODEL, ROLLOUT, Refusal, changed, check_refusal
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
