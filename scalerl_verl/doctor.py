@@ -18,6 +18,7 @@ from packaging.version import Version
 from scalerl_verl import __version__
 from scalerl_verl.doctor_probe import MARK, ROLES
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
+from scalerl_verl.upstream.source_check import static_mismatch
 from scalerl_verl.upstream.spec import PatchSpec, installed_version, version_allowed
 from scalerl_verl.upstream.table import SYMBOLS
 from scalerl_verl.upstream.vllm.head import NATIVE_SINCE
@@ -159,6 +160,12 @@ def _symbols(report: Report) -> None:
     report.add("upstream symbols touched (applied only in runs that use our names, or on the CPU):")
     for spec in SYMBOLS:
         report.add(f"  {spec.name:38} {spec.kind:8} {spec.when:7} {spec.module}.{spec.target}")
+    # An upstream that is missing, or of another version altogether, has been reported before.
+    present = [spec for spec in SYMBOLS if version_allowed(spec, installed_version(spec.distribution) or "0")]
+    found = {spec.name: reason for spec in present if (reason := static_mismatch(spec)) is not None}
+    report.add(f"  sources as they were when the patches were written: {len(present) - len(found)} of {len(present)}")
+    for name, reason in found.items():
+        report.trouble(f"{name}: {reason}")
 
 
 def _head(report: Report, use_cpu: bool) -> None:

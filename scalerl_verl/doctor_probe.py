@@ -47,7 +47,8 @@ def probe_ray_worker() -> dict[str, Any]:
     """The same inside a Ray worker of a local cluster that lives for this call."""
     import ray
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # Of its own, also where RAY_ADDRESS names a running one, which takes no number of CPUs.
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         return ray.get(ray.remote(probe_here).remote("worker"))
     finally:

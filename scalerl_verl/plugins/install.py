@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 
 from scalerl_verl.plugins import status
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import is_active, is_cpu_platform, keep_warnings
-from scalerl_verl.upstream.import_hooks import after_import
+from scalerl_verl.upstream.import_hooks import ModuleCallback, after_import
+from scalerl_verl.upstream.source_check import stay_out
 from scalerl_verl.upstream.table import VERL_SPECS
 
 
@@ -24,13 +26,20 @@ def install_verl() -> None:
         import scalerl_verl.platform.cpu  # noqa: F401
 
     registry.install(VERL_SPECS)
-    after_import("verl.trainer.ppo.core_algos", _register_algorithms)
-    after_import("verl.checkpoint_engine.base", _register_checkpoint_engine)
-    after_import("verl.experimental.agent_loop", _register_agent_loop)
-    after_import("verl.trainer.ppo.v1", _register_trainers)
-    after_import("hydra.core.plugins", _register_search_path)
+    for name, register in _NAMES_OF_OURS.items():
+        after_import(name, functools.partial(_register, register))
     registry.on_change.append(status.record)
     status.record("verl")
+
+
+def _register(register: ModuleCallback, module: ModuleType) -> None:
+    """Put names into a registry; where that fails, a run that uses none of them goes on."""
+    try:
+        register(module)
+    except Exception as error:  # an upstream of another shape fails in any way
+        if is_active():
+            raise
+        stay_out(f"its names cannot be put into {module.__name__}: {type(error).__name__}: {error}")
 
 
 def _register_algorithms(core_algos: ModuleType) -> None:
@@ -58,3 +67,13 @@ def _register_search_path(plugins_module: ModuleType) -> None:
     from scalerl_verl.plugins.hydra_search_path import ScaleRLSearchPath
 
     plugins_module.Plugins.instance().register(ScaleRLSearchPath)
+
+
+_NAMES_OF_OURS: dict[str, ModuleCallback] = {
+    "verl.trainer.ppo.core_algos": _register_algorithms,
+    "verl.checkpoint_engine.base": _register_checkpoint_engine,
+    "verl.experimental.agent_loop": _register_agent_loop,
+    "verl.trainer.ppo.v1": _register_trainers,
+    "hydra.core.plugins": _register_search_path,
+}
+"""Module of a registry -> what puts our names there at the end of its import."""

@@ -13,6 +13,7 @@ from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins import config_checks, curriculum_settings, machine_checks, status
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
+from scalerl_verl.upstream.source_check import check_sources
 
 _POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 _OUR_POLICY_LOSS_CONFIG = "scalerl_verl.plugins.policy_loss_config.ScaleRLPolicyLossConfig"
@@ -37,6 +38,7 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     if not asked:
         clear_active()
         return asked
+    check_sources()
     problems = config_checks.find_problems(config) + machine_checks.find_problems(config)
     problems += _ray_problems()
     if problems:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -12,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from scalerl_verl.errors import PatchError
-from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, applies, is_checked
+from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, applies, is_active, is_checked
 from scalerl_verl.upstream.import_hooks import after_import, is_imported
+from scalerl_verl.upstream.source_check import stay_out
 from scalerl_verl.upstream.spec import PatchSpec, installed_version, resolve, source_hash, version_allowed
 
 
@@ -22,7 +24,8 @@ class PatchState:
     """Status of one patch in this process.
 
     ``waiting``: its module is not imported yet; ``applied``; ``dormant``: the run does not ask for it;
-    ``refused``: the installed upstream does not match; ``reverted``.
+    ``refused``: the installed upstream does not match; ``unmatched``: neither does what a guard was written for, in a
+    process of a run without our names, which goes on; ``reverted``.
     """
 
     spec: PatchSpec
@@ -65,10 +68,23 @@ def _on_import(spec: PatchSpec, module: ModuleType, late: bool = False) -> None:
     if not applies(spec.when):
         state.status = "dormant"
         return
+    reason = _mismatch(spec, module) if spec.guard and not is_active() else None
+    if reason is not None and os.environ.get(ALLOW_UNKNOWN_ENV) != "1":
+        _pass_through(state, module, reason)
+        return
     apply(spec, module)
     state.late = late and not spec.late_ok
     for callback in on_change:
         callback()
+
+
+def _pass_through(state: PatchState, module: ModuleType, reason: str) -> None:
+    """Leave a run without our names alone; the guard still looks, so that one that uses them is refused."""
+    state.status, state.detail = "unmatched", reason
+    with contextlib.suppress(AttributeError):
+        owner, attribute, original = resolve(module, state.spec.target)
+        setattr(owner, attribute, state.spec.build(original, module))
+    stay_out(reason)
 
 
 def _mismatch(spec: PatchSpec, module: ModuleType) -> str | None:

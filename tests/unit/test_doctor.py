@@ -92,7 +92,7 @@ def test_unsupported_verl_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str
 ) -> None:
     replace_versions(monkeypatch, verl=version)
-    assert the_problem(capsys).startswith(f"verl {version} is outside >=0.9.0,<0.10: install a supported version")
+    assert the_problem(capsys).startswith(f"verl {version} is outside >=0.9.1,<0.10: install a supported version")
 
 
 @pytest.mark.parametrize("policy", ["none", "other", " None ", ""])

@@ -119,7 +119,7 @@ def test_installed_versions_are_supported(spec: PatchSpec) -> None:
 @pytest.mark.parametrize(
     ("distribution", "version", "allowed"),
     [
-        ("verl", "0.9.0", True),
+        ("verl", "0.9.0", False),
         ("verl", "0.9.1", True),
         ("verl", "0.9.2.dev0", True),
         ("verl", "0.8.0", False),

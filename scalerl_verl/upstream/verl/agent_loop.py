@@ -7,7 +7,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
 
 def _build_context(original: Any, module: ModuleType) -> Any:
@@ -50,7 +50,7 @@ SPECS = (
         "tokens of the model's generation config end a turn; what it raises goes to its worker's log only, so a "
         "trainer whose groups all fail could not say why.",
         distribution="verl",
-        versions=">=0.9.0,<0.10",
+        versions=VERL_VERSIONS,
         sources=("c70a4be3f55e531715ad2412955746d79e4eab6bd67dbc5f1e5d0defc31a1df3",),
         when="named",
         removal="verl passes the trajectory's `validate` and the generation config to agent loops, and tags failed "
@@ -66,7 +66,7 @@ SPECS = (
         why="A reward that is no finite number goes into the batch, where it ends the run; in a pipeline run the group "
         "can be tried again, or given up, as one whose reward function raises.",
         distribution="verl",
-        versions=">=0.9.0,<0.10",
+        versions=VERL_VERSIONS,
         sources=("6cfa321612555ae3104b245a0dbda7bac32843878a0069e16b605d6338e3c80e",),
         when="named",
         removal="verl fails a prompt whose reward is not finite",

@@ -8,12 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
 
 def _build(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
-    def apply_bypass_mode(batch: Any, rollout_corr_config: Any = None, policy_loss_config: Any = None) -> None:
+    def apply_bypass_mode(*args: Any, **kwargs: Any) -> Any:
+        # The third argument in the version this was written for; whatever comes otherwise passes through.
+        policy_loss_config = kwargs.get("policy_loss_config", args[2] if len(args) > 2 else None)
         loss = (policy_loss_config or {}).get("loss_mode", "")
         if str(loss).startswith("scalerl"):
             raise ScaleRLConfigError(
@@ -22,7 +24,7 @@ def _build(original: Any, module: ModuleType) -> Any:
                     "through python -m verl.trainer.main_ppo (V1 trainers), which keeps it"
                 ]
             )
-        original(batch, rollout_corr_config, policy_loss_config)
+        return original(*args, **kwargs)
 
     return apply_bypass_mode
 
@@ -37,9 +39,10 @@ SPECS = (
         why="The V0 and fully-async trainers overwrite the configured policy loss in bypass mode; ours would silently "
         "become PPO-clip. Any other loss passes through unchanged.",
         distribution="verl",
-        versions=">=0.9.0,<0.10",
+        versions=VERL_VERSIONS,
         sources=("538255bf5eb31878cb6649b4c1b382d748a98edc1b32c16fdf1af5ed12dd117a",),
         when="always",
         removal="those trainers keep the configured loss",
+        guard=True,
     ),
 )

@@ -11,10 +11,10 @@ import os
 from types import ModuleType
 from typing import Any
 
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
 _MODULE = "verl.trainer.ppo.v1.trainer_base"
-_VERSIONS = ">=0.9.0,<0.10"
+_VERSIONS = VERL_VERSIONS
 _REMOVAL = "verl has trainer callbacks for start, step end, validation end and checkpoint load and save"
 
 

@@ -7,7 +7,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
 
 def _build_sampler(original: Any, module: ModuleType) -> Any:
@@ -29,7 +29,7 @@ SPECS = (
         kind="wrap",
         why="verl 0.9 chooses between a random and a sequential sampler and has no key for another one.",
         distribution="verl",
-        versions=">=0.9.0,<0.10",
+        versions=VERL_VERSIONS,
         sources=("5ef5e803e63e5700dfc5a9035dd31abcf5c01da63838fc98710a22f105bcc208",),
         when="named",
         removal="verl takes a sampler class from data.sampler and feeds it the results of each step",

@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import Any
 
 from scalerl_verl.upstream.registry import require_checked_run
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
 PROMPT_MEAN = "prompt-mean"
 _EQUIVALENT = "seq-mean-token-sum"
-_VERSIONS = ">=0.9.0,<0.10"
+_VERSIONS = VERL_VERSIONS
 _REMOVAL = "verl has a prompt-level aggregation mode (see patches/verl)"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ SPECS = (
         why="A pipeline run has the weights in the generator's memory before it pauses; verl's worker can load only "
         "what comes over its socket during the pause.",
         distribution="verl",
-        versions=">=0.9.0,<0.10",
+        versions=VERL_VERSIONS,
         sources=("5d2e492bbd1110bbab3487c37b1c329e89ac4970712a2926688ce0f22fcf6149",),
         when="named",
         removal="verl's worker loads from memory that was filled before",

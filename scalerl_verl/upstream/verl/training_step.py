@@ -7,9 +7,9 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
-_VERSIONS = ">=0.9.0,<0.10"
+_VERSIONS = VERL_VERSIONS
 
 
 def _build_step(original: Any, module: ModuleType) -> Any:

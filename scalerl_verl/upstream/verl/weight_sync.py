@@ -16,11 +16,11 @@ from typing import Any
 
 from scalerl_verl.errors import WeightSyncError
 from scalerl_verl.upstream.activation import SYNC_TIMEOUT_ENV
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
 DEFAULT_TIMEOUT_S = 600.0
 _POLL_MS = 200
-_VERSIONS = ">=0.9.0,<0.10"
+_VERSIONS = VERL_VERSIONS
 
 _receiver: contextvars.ContextVar[Any] = contextvars.ContextVar("scalerl_receiver", default=None)
 

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the installed upstream what the patches were written for? Asked in the driver, before Ray starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from scalerl_verl.errors import PatchError
+from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, is_cpu_platform
+from scalerl_verl.upstream.spec import PatchSpec, installed_version, text_hash, version_allowed
+from scalerl_verl.upstream.static_source import read_source
+
+_reasons: list[str] = []
+
+
+def stay_out(reason: str) -> None:
+    """Note why runs that use our names have to be refused here; warns once a process, Ray's workers excepted."""
+    if not _reasons and Path(sys.argv[0]).name != "default_worker.py":
+        text = f"[scalerl_verl] {reason}: runs that use its names are refused, others go on"
+        print(text, file=sys.stderr, flush=True)
+    _reasons.append(reason)
+
+
+def check_sources() -> None:
+    """Look at every symbol that this run would have patched, in any process, without importing one.
+
+    Raises:
+        PatchError: all that differ from what the patches were written for.
+    """
+    found = list(_reasons)
+    if os.environ.get(ALLOW_UNKNOWN_ENV) != "1":
+        found += [reason for reason in map(static_mismatch, _specs_due()) if reason is not None]
+    if found:
+        versions = sorted({f"{spec.distribution} {spec.versions}" for spec in _specs_due()})
+        raise PatchError(
+            "scalerl_verl refuses to start this run, the installed verl or vLLM is not what its patches were written "
+            "for:\n  "
+            + "\n  ".join(dict.fromkeys(found))
+            + f"\nInstall {' and '.join(versions)} with the sources that 'scalerl doctor' lists, remove our names from "
+            f"the run, or set {ALLOW_UNKNOWN_ENV}=1 to patch unknown sources at your own risk."
+        )
+
+
+def _specs_due() -> list[PatchSpec]:
+    """Patches of a run that uses our names; vLLM's only where vLLM is installed."""
+    from scalerl_verl.upstream.table import SYMBOLS
+
+    return [
+        spec
+        for spec in SYMBOLS
+        if (spec.when != "cpu" or is_cpu_platform()) and (spec.distribution == "verl" or installed_version("vllm"))
+    ]
+
+
+def static_mismatch(spec: PatchSpec) -> str | None:
+    """Why the installed upstream is not what ``spec`` was written for, as far as its file says it; None if it is."""
+    version = installed_version(spec.distribution)
+    if version is None:
+        return f"{spec.distribution} is not installed"
+    if not version_allowed(spec, version):
+        return f"{spec.distribution} {version} is installed, supported is {spec.versions}"
+    try:
+        text = read_source(spec.module, spec.target)
+    except ModuleNotFoundError:
+        return f"{spec.module} does not exist in {spec.distribution} {version}"
+    except AttributeError:
+        return f"{spec.module}.{spec.target} does not exist in {spec.distribution} {version}"
+    if text is not None and spec.sources and text_hash(text) not in spec.sources:
+        return f"the source of {spec.module}.{spec.target} changed in {spec.distribution} {version}"
+    return None
