@@ -35,8 +35,9 @@ METRICS: dict[str, str] = {
     "compute/steps": "training steps",
     "compute/wasted_gpu_hours": "spent after a checkpoint that was then resumed: on weights that are gone",
     "compute/wasted_tokens": "the same in tokens",
-    "validation/pass_rate": "generations that passed, a mean over prompts; with several data sources also "
-    "`validation/<source>/pass_rate`",
+    "validation/pass_rate": "generations that passed, a mean over prompts: by default those whose `acc` is above 0.5, "
+    "without `acc` their score, without both their reward (`algorithm.scalerl.pass_key`, `.pass_threshold`); with "
+    "several data sources also `validation/<source>/pass_rate`",
     "validation/stderr": "its standard error over prompts",
     "validation/num_prompts": "prompts of the validation",
     "validation/num_generations": "generations of the validation",
@@ -77,8 +78,8 @@ METRICS: dict[str, str] = {
     "data/generated_tokens_sum": "tokens sampled for the batches of this step, injected ones left out",
     "data/prompts_sum": "prompts of the batch",
     "data/prompts_mixed_sum": "prompts with differing rewards",
-    "data/prompts_all_right_sum": "prompts all of whose responses passed",
-    "data/prompts_all_wrong_sum": "prompts none of whose responses did",
+    "data/prompts_all_right_sum": "prompts of equal rewards all of whose responses passed (`validation/pass_rate`)",
+    "data/prompts_all_wrong_sum": "prompts of equal rewards none of whose responses did",
     "data/prompts_single_sum": "prompts with one response, which carries no signal",
     "data/rows_kept_sum": "rows that train",
     "data/rows_left_out_sum": "rows that a reward shaping left out",

@@ -54,9 +54,17 @@ VALUES: dict[str, frozenset[str]] = {
     HEAD_DTYPE: frozenset({GENERATOR_DTYPE, "float"}),
 }
 """Config path -> our values of it."""
-OWN_KEYS = ("adv_norm", "zero_variance", "reward_shaping", "interruption", "truncation_alarm")
+OWN_KEYS = (
+    "adv_norm",
+    "zero_variance",
+    "reward_shaping",
+    "interruption",
+    "truncation_alarm",
+    "pass_key",
+    "pass_threshold",
+)
 """Keys of ``algorithm.scalerl``."""
-FOR_ANY_ESTIMATOR = frozenset({"reward_shaping", "interruption", "truncation_alarm"})
+FOR_ANY_ESTIMATOR = frozenset(OWN_KEYS) - {"adv_norm", "zero_variance"}
 """Those that do not need the estimator ``scalerl``."""
 LOSS_KEYS = ("eps_max", "token_mask", "sequence_trunc")
 """Beginnings of our keys of the loss."""

@@ -26,6 +26,8 @@ class Responses:
 
     Attributes:
         rewards_R: reward of each response, as the shapings before this one left it, [R] float64.
+        passed_R: whether each is right, judged by what the reward function gave before any shaping (see `PassRule`),
+            [R] bool.
         num_sampled_R: tokens that the policy sampled and that train (mask 1), over all outputs, [R] int64.
         length_R: tokens of the last output, injected ones and those of tools included, [R] int64.
         at_limit_R: the last output has ``max_length`` tokens: it was cut, or ended right there, [R] bool.
@@ -35,6 +37,7 @@ class Responses:
     """
 
     rewards_R: NDArray[np.float64]
+    passed_R: NDArray[np.bool_]
     num_sampled_R: NDArray[np.int64]
     length_R: NDArray[np.int64]
     at_limit_R: NDArray[np.bool_]

@@ -22,7 +22,7 @@ class Visit:
 
     Attributes:
         step: training step in which the prompt of the latest visit was handed to the generators.
-        passed: responses of the latest visit with a reward above 0.
+        passed: responses of the latest visit that passed.
         responses: responses of the latest visit.
         all_passed: the same over all visits.
         all_responses: the same over all visits.
@@ -93,20 +93,19 @@ def tally_visits(
     prompt_ids_B: Sequence[str],
     session_keys_B: Sequence[str],
     steps_B: Sequence[int],
-    rewards_B: ArrayLike,
+    passed_B: ArrayLike,
     trains_B: ArrayLike,
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """Count, per prompt and step of its hand-out, the responses that passed and all responses.
 
-    A response passes if its reward is above 0 (arXiv 2510.13786, section 2). A session (one attempt of an agent) that
-    left several rows counts once, by the reward of its last output, if any of its rows trains. Groups may be
-    incomplete: what is there counts.
+    A session (one attempt of an agent) that left several rows counts once, by its last output, if any of its rows
+    trains. Groups may be incomplete: what is there counts.
 
     Args:
         prompt_ids_B: stable id of the prompt of each row, [B].
         session_keys_B: key of each row, ``<prompt uid>_<session>_<index in the session>``, [B].
         steps_B: training step in which the row's prompt was handed to the generators, [B].
-        rewards_B: reward per row, [B] float64.
+        passed_B: whether each row passed (see `PassRule`), [B] bool.
         trains_B: False for padding rows and rows without an unmasked token, which are ignored, [B] bool.
 
     Returns:
@@ -115,15 +114,15 @@ def tally_visits(
     Raises:
         ValueError: lengths differ, or as `index_sessions`.
     """
-    rewards: NDArray[np.float64] = np.asarray(rewards_B, dtype=np.float64)
+    all_passed: NDArray[np.bool_] = np.asarray(passed_B, dtype=np.bool_)
     trains: NDArray[np.bool_] = np.asarray(trains_B, dtype=np.bool_)
-    lengths = {len(prompt_ids_B), len(session_keys_B), len(steps_B), len(rewards), len(trains)}
+    lengths = {len(prompt_ids_B), len(session_keys_B), len(steps_B), len(all_passed), len(trains)}
     if len(lengths) != 1:
-        raise ValueError(f"ids, keys, steps, rewards and mask describe {sorted(lengths)} rows: pass one of each a row")
+        raise ValueError(f"ids, keys, steps, passes and mask describe {sorted(lengths)} rows: pass one of each a row")
     sessions = index_sessions(session_keys_B)
     counts: dict[tuple[str, int], tuple[int, int]] = {}
     for row in sessions.final_row_S[sessions.has_any(trains)].tolist():
         key = (prompt_ids_B[row], int(steps_B[row]))
         passed, responses = counts.get(key, (0, 0))
-        counts[key] = (passed + bool(rewards[row] > 0), responses + 1)
+        counts[key] = (passed + int(all_passed[row]), responses + 1)
     return counts

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from scalerl_verl.advantages.passed import PassRule
 from scalerl_verl.curves.segments import ReadError, RunLog
 from scalerl_verl.scaling.points import Points
-from scalerl_verl.scaling.validation import choose_passes
 
 X_NAMES = {
     "gpu_hours": "GPU-hours",
@@ -31,6 +31,8 @@ _LEDGER = {
     "flops": "scalerl/compute/model_flops",
 }
 PASS_RATE = "scalerl/validation/pass_rate"
+PASS_RATE_TOLERANCE = 1e-6
+"""Of two means of the same passes, summed in another order and written with at least seven digits."""
 STDERR = "scalerl/validation/stderr"
 
 
@@ -213,18 +215,34 @@ def _accumulate(run: RunLog, rule: Callable[[dict[str, float]], float | None]) -
 
 
 def read_prompt_scores(run: RunLog, steps: list[int]) -> np.ndarray | None:
-    """[prompts, steps] pass rates from verl's validation dumps; None unless every step has the same prompts."""
+    """[prompts, steps] pass rates from verl's validation dumps, by the default definition of a pass.
+
+    None unless every step has the same prompts and the pass rate that the run logged, if it did: a run with a
+    definition of its own is not judged by another one.
+    """
     by_step = []
+    logged = run.series(PASS_RATE)
     for step in steps:
         path = next((p for folder in run.validation_folders if (p := Path(folder) / f"{step}.jsonl").exists()), None)
         if path is None:
             return None
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        passes = choose_passes([row["score"] for row in rows], {"acc": [row.get("acc") for row in rows]})
-        means: dict[str, list[float]] = defaultdict(list)
-        for row, value in zip(rows, passes, strict=True):
-            means[row["input"]].append(value)
-        by_step.append({prompt: float(np.mean(values)) for prompt, values in means.items()})
+        means = _prompt_means(path)
+        if step in logged and abs(float(np.mean(list(means.values()))) - logged[step]) > PASS_RATE_TOLERANCE:
+            return None
+        by_step.append(means)
     if not by_step or any(set(means) != set(by_step[0]) for means in by_step):
         return None
     return np.array([[means[prompt] for means in by_step] for prompt in sorted(by_step[0])])
+
+
+def _prompt_means(path: Path) -> dict[tuple[str, str], float]:
+    """Pass rate of each prompt of a dump; the same text with another ground truth is another prompt."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    try:
+        passed = PassRule().judge([row["score"] for row in rows], rows)
+    except ValueError as error:
+        raise ReadError(f"{path}: {error}") from error
+    means: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row, value in zip(rows, passed.tolist(), strict=True):
+        means[row["input"], json.dumps(row.get("gts"), sort_keys=True)].append(value)
+    return {prompt: float(np.mean(values)) for prompt, values in means.items()}

@@ -25,6 +25,7 @@ from verl.workers.rollout.replica import TokenOutput
 from scalerl_verl.errors import PatchError, RewardError, ScaleRLConfigError
 from scalerl_verl.pipeline.versions import merge_runs, truncate_runs
 from scalerl_verl.plugins.interruption_settings import LOOP_NAME, asks_for_interruption, make_script, read_settings
+from scalerl_verl.plugins.passing import judge, reward_infos
 from scalerl_verl.rollout.budgets import Budgets, InterruptionSettings, resolve_budgets
 from scalerl_verl.rollout.interruption import RECORD_KEY, InterruptedResponse
 from scalerl_verl.rollout.markers import ThinkingScript
@@ -67,7 +68,9 @@ def _as_ids(value: Any) -> list[int]:
 
 
 def require_finite_reward(config: Any, output: AgentLoopOutput, is_scored: bool) -> None:
-    """Refuse a reward that is no finite number, in the training of a pipeline run: its group counts as failed.
+    """Refuse a reward that is no finite number or cannot be judged, in the training of a pipeline run.
+
+    Its group counts as failed.
 
     Args:
         config: the run's config.
@@ -75,7 +78,7 @@ def require_finite_reward(config: Any, output: AgentLoopOutput, is_scored: bool)
         is_scored: responses are scored one by one; if not, None stands for a reward that is still to come.
 
     Raises:
-        RewardError: the reward is NaN, infinite or no number at all.
+        RewardError: the reward is NaN, infinite or no number at all, or what comes with it neither passes nor fails.
     """
     context = _context.get()
     is_training = context is not None and not context.validation
@@ -94,6 +97,7 @@ def require_finite_reward(config: Any, output: AgentLoopOutput, is_scored: bool)
             f"the reward of a response is {reprlib.repr(reward)}; a reward function must return finite numbers "
             "(reward.custom_reward_function, or the one of the prompt's data_source)"
         )
+    judge(config, [reward], reward_infos([output.extra_fields]))
 
 
 _scripts: dict[tuple[int, InterruptionSettings], tuple[Any, ThinkingScript]] = {}

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from scalerl_verl.errors import PatchError
 from scalerl_verl.names import asked_names, select
+from scalerl_verl.plugins.passing import judge, read_pass_rule
 from scalerl_verl.plugins.training_step import AdvantageStep
 from scalerl_verl.scaling.forecast import forecast_metrics
 from scalerl_verl.scaling.ledger import ComputeLedger, ValidationPoint
-from scalerl_verl.scaling.validation import choose_passes, measure_pass_rate
+from scalerl_verl.scaling.validation import measure_pass_rate
 from scalerl_verl.upstream.activation import PLATFORM_ENV
 
 STATE_FILE = "scalerl_compute.json"
@@ -212,9 +214,23 @@ def begin_validation(ledger: RunLedger, global_steps: int) -> None:
 def note_samples(
     ledger: RunLedger, data_sources: Sequence[str], uids: Sequence[str], extra: dict[str, list[Any]]
 ) -> None:
-    """Keep source, prompt and pass of every generation of the validation."""
-    passes = choose_passes(extra["reward"], extra)
+    """Keep source, prompt and pass of every generation of the validation.
+
+    Raises:
+        RewardError: as `judge`.
+    """
+    infos = _rows_of(extra, len(uids), read_pass_rule(ledger.config).keys)
+    passes = judge(ledger.config, extra["reward"], infos).astype(float).tolist()
     ledger.samples = [str(source) for source in data_sources], [str(uid) for uid in uids], passes
+
+
+def _rows_of(extra: dict[str, list[Any]], size: int, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Some of verl's lists by key, which it fills up with None, as a dict a row."""
+    lists = {key: extra[key] for key in keys if key in extra}
+    for key, values in lists.items():
+        if len(values) != size:
+            raise PatchError(f"a validation has {size} responses and {len(values)} values of {key}: verl's has changed")
+    return [{key: values[row] for key, values in lists.items()} for row in range(size)]
 
 
 def end_validation(ledger: RunLedger, total_steps: int) -> dict[str, float]:

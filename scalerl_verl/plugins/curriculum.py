@@ -99,6 +99,7 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
     Raises:
         PatchError: the rewards did not pass through `fold_row_weights`.
         ValueError: the rows carry no prompt id.
+        RewardError: the reward function gave something that neither passes nor fails.
     """
     if step.rewards_B is None or step.trains_B is None:
         require_active("verl.training_step.weights")
@@ -107,7 +108,7 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
         _read_prompt_ids(batch),
         list(batch.keys),
         [int(tag.get("global_steps", 0)) for tag in batch.tags],
-        step.rewards_B,
+        step.judge_rows(step.rewards_B),
         step.trains_B,
     )
     for (prompt_id, at_step), (passed, responses) in visits.items():

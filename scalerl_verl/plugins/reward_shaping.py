@@ -7,7 +7,7 @@ here, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,13 @@ def read_shapings(config: Any) -> dict[str, RewardShaping]:
 
 
 def shape_batch(
-    data: Any, sessions: Sessions, batch: Any, shapings: Mapping[str, RewardShaping], max_length: int
+    data: Any,
+    sessions: Sessions,
+    batch: Any,
+    shapings: Mapping[str, RewardShaping],
+    max_length: int,
+    passed_B: NDArray[np.bool_],
+    extra_fields: Sequence[Mapping[str, Any]],
 ) -> NDArray[np.bool_]:
     """Replace the rewards in ``data`` and say which rows train.
 
@@ -50,6 +56,8 @@ def shape_batch(
         batch: verl's KVBatchMeta of the same rows: keys, tags and partition.
         shapings: applied in order.
         max_length: ``data.max_response_length``, tokens.
+        passed_B: whether each row passed, by what the reward function gave, [B] bool.
+        extra_fields: what the agent loop recorded of each row.
 
     Returns:
         False for rows that a shaping leaves out, [B] bool.
@@ -61,11 +69,11 @@ def shape_batch(
     # Padding rows are no responses, and neither is a session without a token that trains.
     chosen_S = sessions.has_any(num_tokens_B > 0)
     final_R = sessions.final_row_S[chosen_S]
-    extra_fields = read_extra_fields(batch)
     rewards_R, trains_R = shape_rewards(
         shapings,
         Responses(
             rewards_R=old_B[final_R],
+            passed_R=passed_B[final_R],
             num_sampled_R=sessions.sum_rows(num_tokens_B)[chosen_S].astype(np.int64),
             length_R=length_B[final_R],
             at_limit_R=length_B[final_R] >= max_length,

@@ -12,6 +12,7 @@ from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.losses.ratios import SEQUENCE_TRUNCATIONS, is_token_range
 from scalerl_verl.names import ALGORITHM_SECTION, DEFAULT_EPS_MAX, LOSS_SECTION, read_section
 from scalerl_verl.plugins.interruption_settings import read_alarm, read_settings
+from scalerl_verl.plugins.passing import make_pass_rule
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings
 
 ADV_NORMS = ("batch", "prompt", "none")
@@ -30,6 +31,9 @@ class AlgorithmSettings:
         reward_shaping: name of a registered reward shaping -> its options; applied in this order before the estimator.
         interruption: see `InterruptionSettings`; read by the agent loop ``forced_interruption``.
         truncation_alarm: see `AlarmSettings`; works with every agent loop.
+        pass_key: what decides whether a response passed, see `PassRule`: a key of what the reward function returns, or
+            ``reward``. None: ``acc``, in a row without it ``score``, without both the reward.
+        pass_threshold: a value above it passes. None: 0.5.
     """
 
     adv_norm: str = "batch"
@@ -37,6 +41,8 @@ class AlgorithmSettings:
     reward_shaping: Mapping[str, Any] | None = None
     interruption: Mapping[str, Any] | None = None
     truncation_alarm: Mapping[str, Any] | None = None
+    pass_key: str | None = None
+    pass_threshold: float | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -50,6 +56,10 @@ class AlgorithmSettings:
             make_reward_shapings(self.reward_shaping)
         except ValueError as error:
             problems.append(f"algorithm.scalerl.{error}")
+        try:
+            make_pass_rule({"pass_key": self.pass_key, "pass_threshold": self.pass_threshold})
+        except ValueError as error:
+            problems += [f"algorithm.scalerl.{line}" for line in str(error).splitlines()]
         for read, section in ((read_settings, self.interruption), (read_alarm, self.truncation_alarm)):
             try:
                 read(section)

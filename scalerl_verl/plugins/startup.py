@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins import config_checks, curriculum_settings, machine_checks, status
+from scalerl_verl.plugins.passing import read_pass_rule
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
 from scalerl_verl.upstream.source_check import check_sources
@@ -51,6 +52,7 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     status.record()
     names = ", ".join(f"{path}={value}" for path, value in asked.items())
     print(f"[scalerl_verl] active: {names}", file=sys.stderr, flush=True)
+    print(f"[scalerl_verl] {read_pass_rule(config).describe()}", file=sys.stderr, flush=True)
     return asked
 
 

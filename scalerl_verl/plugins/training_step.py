@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from scalerl_verl.advantages import AdvantageResult, Sessions, index_sessions, row_weights
 from scalerl_verl.advantages.reward_shaping import RewardShaping
-from scalerl_verl.plugins.reward_shaping import shape_batch
+from scalerl_verl.plugins.passing import judge, reward_infos
+from scalerl_verl.plugins.reward_shaping import read_extra_fields, shape_batch
 from scalerl_verl.plugins.rows import count_tokens, sum_rows
 
 
@@ -37,7 +38,8 @@ class AdvantageStep:
         num_tokens_B: unmasked tokens per row, [B] int64; kept_B: rows with a learning signal, [B] bool, None if all.
         sessions: which rows are outputs of one response; None until `prepare_rows` saw the keys of the batch.
         shapings: reward shaping, name -> object, in the order of application.
-        batch: verl's KVBatchMeta, for the reward shaping.
+        config: the run's, for the definition of a pass; None where nothing is judged.
+        batch: verl's KVBatchMeta, for the reward shaping and what the reward function returned.
         max_response_length: ``data.max_response_length``, for the reward shaping.
         left_out_B: rows that a reward shaping leaves out of training, [B] bool.
     """
@@ -56,9 +58,45 @@ class AdvantageStep:
     kept_B: NDArray[np.bool_] | None = None
     sessions: Sessions | None = None
     shapings: Mapping[str, RewardShaping] = field(default_factory=dict)
+    config: Any = None
     batch: Any = None
     max_response_length: int = 0
     left_out_B: NDArray[np.bool_] | None = None
+    _extra_fields: list[Mapping[str, Any]] | None = None
+
+    def extra_fields(self) -> list[Mapping[str, Any]]:
+        """What the agent loop recorded of each row, asked for once."""
+        if self._extra_fields is None:
+            self._extra_fields = read_extra_fields(self.batch)
+        return self._extra_fields
+
+    def judge_rows(self, rewards_B: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Whether each row passed, by what the reward function gave; False for padding rows, [B] bool.
+
+        Args:
+            rewards_B: the reward function's, before shaping and KL penalty, [B].
+
+        Raises:
+            RewardError: it gave something that neither passes nor fails.
+        """
+        rows = [row for row, tag in enumerate(self.batch.tags) if not tag.get("is_padding", False)]
+        infos = reward_infos([self.extra_fields()[row] for row in rows])
+        passed_B = np.zeros(len(rewards_B), dtype=np.bool_)
+        passed_B[rows] = judge(self.config, rewards_B[rows], infos)
+        return passed_B
+
+    def count_outcomes(self) -> None:
+        """Metrics of the prompts whose rewards are all equal, by what their responses achieved."""
+        if self.result is None or self.sessions is None or self.rewards_B is None:
+            return
+        groups = self.result.groups
+        passed_S = self.judge_rows(self.rewards_B)[self.sessions.final_row_S]
+        equal_P = np.array([kind not in ("mixed", "single") for kind in groups.kind_P], dtype=np.bool_)
+        trains_S = groups.group_index_B >= 0
+        index_S = groups.group_index_B[trains_S]
+        num_passed_P = np.bincount(index_S, weights=passed_S[trains_S], minlength=groups.num_groups)
+        self.metrics["scalerl/data/prompts_all_right_sum"] = int((equal_P & (num_passed_P == groups.size_P)).sum())
+        self.metrics["scalerl/data/prompts_all_wrong_sum"] = int((equal_P & (num_passed_P == 0)).sum())
 
     def note_result(self, result: AdvantageResult) -> None:
         """Record the estimator's result and its metrics."""
@@ -68,6 +106,7 @@ class AdvantageStep:
             {
                 "scalerl/data/prompts_sum": groups.num_groups,
                 "scalerl/data/prompts_mixed_sum": groups.num_mixed,
+                # By the rewards alone; `count_outcomes` has what the reward function said of them, too.
                 "scalerl/data/prompts_all_right_sum": groups.num_all_right,
                 "scalerl/data/prompts_all_wrong_sum": groups.num_all_wrong,
                 "scalerl/data/prompts_single_sum": groups.num_single,
@@ -78,7 +117,7 @@ class AdvantageStep:
         self.nothing_trains = not result.groups.kept_B.any()
 
     def note_rewards(self, scores_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
-        """Keep each row's reward before any KL penalty, for the curriculum."""
+        """Keep each row's reward before any KL penalty, for what judges it."""
         self.rewards_B = sum_rows(scores_BT, mask_BT)
         self.trains_B = count_tokens(mask_BT) > 0
 
@@ -153,7 +192,16 @@ def prepare_rows(data: Any, batch_keys: Sequence[str]) -> None:
         return
     step.sessions = index_sessions(batch_keys)
     if step.shapings:
-        trains_B = shape_batch(data, step.sessions, step.batch, step.shapings, step.max_response_length)
+        scores_B = sum_rows(data.batch["token_level_scores"], data.batch["response_mask"].bool())
+        trains_B = shape_batch(
+            data,
+            step.sessions,
+            step.batch,
+            step.shapings,
+            step.max_response_length,
+            step.judge_rows(scores_B),
+            step.extra_fields(),
+        )
         step.left_out_B = ~trains_B
         step.metrics["scalerl/data/rows_left_out_sum"] = int(step.left_out_B.sum())
 

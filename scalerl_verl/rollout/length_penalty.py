@@ -33,7 +33,7 @@ def length_penalty(num_tokens: ArrayLike, max_length: float, cache_length: float
 @register_reward_shaping("length_penalty")
 @dataclass(frozen=True)
 class LengthPenalty(RewardShaping):
-    """Add `length_penalty` to the reward of correct responses (reward > 0), and to no other.
+    """Add `length_penalty` to the reward of responses that passed, and to no other.
 
     Args:
         max_length: L_max, tokens; None: ``data.max_response_length`` (the paper's 14k).
@@ -59,7 +59,7 @@ class LengthPenalty(RewardShaping):
         max_length = self.max_length if self.max_length is not None else responses.max_length
         cache = self.cache_length if self.cache_length is not None else max_length * PAPER_ANSWER / PAPER_TOTAL
         penalty_R = length_penalty(responses.num_sampled_R, max_length, cache)
-        return np.where(responses.rewards_R > 0, responses.rewards_R + penalty_R, responses.rewards_R)
+        return np.where(responses.passed_R, responses.rewards_R + penalty_R, responses.rewards_R)
 
 
 @register_reward_shaping("exclude_truncated")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ def measure_pass_rate(prompts: Sequence[str], passes: Sequence[float]) -> PassRa
     """Average the generations of every prompt, then the prompts.
 
     Args:
-        prompts: id of the prompt of every generation. passes: 1 passed, 0 failed, or a grade between.
+        prompts: id of the prompt of every generation. passes: 1 passed, 0 failed.
 
     Returns:
         The standard error is the standard deviation of the prompts' means over sqrt(prompts): both prompts and
@@ -42,13 +42,3 @@ def measure_pass_rate(prompts: Sequence[str], passes: Sequence[float]) -> PassRa
     scattered = means if len(means) > 1 else next(iter(by_prompt.values()))
     stderr = float(np.std(scattered, ddof=1) / np.sqrt(len(scattered))) if len(scattered) > 1 else float("nan")
     return PassRate(float(np.mean(means)), stderr, len(means), len(passes))
-
-
-def choose_passes(rewards: Sequence[float], extra: Mapping[str, Sequence[float | None]]) -> list[float]:
-    """Pass of every generation: `acc` where the reward function gives one between 0 and 1, else reward > 0."""
-    accuracy = extra.get("acc")
-    if accuracy is not None and len(accuracy) == len(rewards):
-        usable = all(isinstance(value, bool | int | float | np.number) and 0 <= value <= 1 for value in accuracy)
-        if usable:
-            return [float(value) for value in accuracy]  # type: ignore[arg-type]
-    return [float(reward > 0) for reward in rewards]

@@ -23,12 +23,14 @@ def _build_step(original: Any, module: ModuleType) -> Any:
 
         sampler = find_sampler(self)
         with advantage_step(self.config, metrics) as step:
+            step.config, step.batch = self.config, batch
             step.shapings = read_shapings(self.config)
             watched = watches_lengths(self.config)
             step.keep_rewards = sampler is not None or watched
             if step.shapings:
-                step.batch, step.max_response_length = batch, int(self.config.data.max_response_length)
+                step.max_response_length = int(self.config.data.max_response_length)
             result = original(self, batch, metrics)
+        step.count_outcomes()
         if sampler is not None:
             record_visits(sampler, batch, step)
         count_batch(self, batch, step)

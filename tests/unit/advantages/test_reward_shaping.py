@@ -58,6 +58,7 @@ class LeaveOutCut(RewardShaping):
 def three_responses() -> Responses:
     return Responses(
         rewards_R=np.array([1.0, -1.0, 1.0]),
+        passed_R=np.array([True, False, True]),
         num_sampled_R=np.array([3, 8, 5]),
         length_R=np.array([4, 8, 6]),
         at_limit_R=np.array([False, True, False]),

@@ -64,12 +64,12 @@ def test_impossible_counts_are_refused(passed: int, responses: int) -> None:
 
 
 def test_batch_is_counted_by_prompt_and_step() -> None:
-    """Prompt a in step 1: rewards 1, -1 and a padding row; a again from step 2: 1; b: 0, which is no pass."""
+    """Prompt a in step 1: one passed, one did not, and a padding row; a again from step 2; b did not pass."""
     counts = tally_visits(
         ["a", "a", "a", "a", "b"],
         ["u_0_0", "u_1_0", "u_2_0", "v_0_0", "w_0_0"],
         [1, 1, 1, 2, 1],
-        [1.0, -1.0, 1.0, 1.0, 0.0],
+        [True, False, True, True, False],
         [True, True, False, True, True],
     )
     assert counts == {("a", 1): (1, 2), ("a", 2): (1, 1), ("b", 1): (0, 1)}
@@ -78,14 +78,10 @@ def test_batch_is_counted_by_prompt_and_step() -> None:
 @pytest.mark.parametrize("last_trains", [True, False])
 def test_session_of_several_outputs_counts_once_by_its_last_output(last_trains: bool) -> None:
     keys, trains = ["u_0_0", "u_0_10", "u_0_9", "u_1_0", "u_2_0"], [True, last_trains, True, True, False]
-    counts = tally_visits(["a"] * 5, keys, [1] * 5, [-1, 1, -1, -1, 1], trains)
+    counts = tally_visits(["a"] * 5, keys, [1] * 5, [False, True, False, False, True], trains)
     assert counts == {("a", 1): (1, 2)}
-
-
-def test_reward_that_is_no_number_is_no_pass() -> None:
-    assert tally_visits(["a"], ["u_0_0"], [1], [float("nan")], [True]) == {("a", 1): (0, 1)}
 
 
 def test_lengths_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[1, 2\] rows"):
-        tally_visits(["a", "b"], ["u_0_0"], [1], [1.0], [True])
+        tally_visits(["a", "b"], ["u_0_0"], [1], [True], [True])

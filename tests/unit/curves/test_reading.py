@@ -121,7 +121,10 @@ def test_compute_is_summed_where_there_is_no_ledger(tmp_path):
 
 
 def test_prompt_scores_come_from_validation_dumps(tmp_path):
-    write_jsonl(tmp_path / "metrics.jsonl", make_metrics(4))
+    metrics = make_metrics(4)
+    for step in (0, 2, 4):
+        metrics[step]["scalerl/validation/pass_rate"] = 0.75
+    write_jsonl(tmp_path / "metrics.jsonl", metrics)
     for step in (0, 2, 4):
         rows = [f'{{"input": "{p}", "score": {s}, "acc": {a}}}' for p, s, a in (("x", 1, 1), ("x", -1, 0), ("y", 1, 1))]
         (tmp_path / "validation").mkdir(exist_ok=True)

@@ -252,7 +252,9 @@ def score(reward: Any, *, mode: str | None = "pipeline_rl", validate: bool = Fal
         reward_loop_worker_handles=["a worker"] if is_scored else None,
     )
     OmegaConf.set_struct(worker.config, True)  # as Hydra composes it
-    outputs = [SimpleNamespace(reward_score=float("nan")), SimpleNamespace(reward_score=None)]
+    outputs = [
+        SimpleNamespace(reward_score=value, extra_fields={"reward_extra_info": {}}) for value in (float("nan"), None)
+    ]
     with response_context(worker, {"validate": validate}):
         asyncio.run(patch._build_score(original, SimpleNamespace())(worker, outputs, {}))
 

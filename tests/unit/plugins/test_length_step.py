@@ -123,7 +123,7 @@ def test_metrics_of_a_step(estimator: str) -> None:
 
 def test_another_loop_counts_by_length_and_asks_verl_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transfer_queue.kv_batch_get", lambda **_: pytest.fail("no record is needed"))
-    found = run_step(Trainer(loop="single_turn_agent"))
+    found = run_step(Trainer(loop="single_turn_agent", estimator="grpo", window_batches=2))
     assert found["truncated_fraction"] == 0.5 and "interrupted_fraction" not in found
 
 

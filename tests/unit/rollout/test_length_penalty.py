@@ -17,6 +17,7 @@ from scalerl_verl.rollout.length_penalty import length_penalty
 def responses(num_sampled: list[int], rewards: list[float], **changes: Any) -> Responses:
     size = len(num_sampled)
     options: dict[str, Any] = {
+        "passed_R": np.array(rewards) > 0,
         "length_R": np.array(num_sampled),
         "at_limit_R": np.zeros(size, dtype=bool),
         "extra_fields_R": [{}] * size,
@@ -41,6 +42,12 @@ def test_only_correct_responses_are_penalised() -> None:
     rewards, trains = shape_rewards(shapings, responses([13_000, 13_000, 100, 13_000], [1.0, -1.0, 1.0, 0.0]))
     np.testing.assert_allclose(rewards, [0.5, -1.0, 1.0, 0.0])
     assert trains.all()
+
+
+def test_right_is_what_passed_whatever_was_taken_off_the_reward_before() -> None:
+    shapings = make_reward_shapings({"length_penalty": {"max_length": 14_000, "cache_length": 2_000}})
+    given = responses([13_000, 13_000], [-0.2, 0.3], passed_R=np.array([True, False]))
+    np.testing.assert_allclose(shape_rewards(shapings, given)[0], [-0.7, 0.3])
 
 
 def test_defaults_follow_the_response_length() -> None:

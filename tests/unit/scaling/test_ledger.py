@@ -9,7 +9,7 @@ import pytest
 
 from scalerl_verl.scaling.forecast import forecast_metrics
 from scalerl_verl.scaling.ledger import ComputeLedger, Totals, ValidationPoint
-from scalerl_verl.scaling.validation import choose_passes, measure_pass_rate
+from scalerl_verl.scaling.validation import measure_pass_rate
 
 
 def run_steps(ledger: ComputeLedger, steps: range, seconds: float, start_s: float) -> tuple[list[dict], dict]:
@@ -91,13 +91,6 @@ def test_pass_rate_averages_prompts_and_its_error_is_over_prompts():
     assert measured.stderr == pytest.approx(0.5 / 3**0.5)  # means .5, 1, 0: standard deviation .5
     with pytest.raises(ValueError, match="one of each"):
         measure_pass_rate(["a"], [])
-
-
-def test_pass_is_acc_if_it_is_one_else_a_positive_reward():
-    assert choose_passes([-1.0, 1.0], {"acc": [True, 0.5]}) == [1.0, 0.5]
-    assert choose_passes([-1.0, 1.0], {"acc": [-1.0, 1.0]}) == [0.0, 1.0]
-    assert choose_passes([-1.0, 1.0], {"acc": [None, 1.0]}) == [0.0, 1.0]
-    assert choose_passes([0.0, 0.2], {}) == [0.0, 1.0]
 
 
 def make_points(num: int) -> list[ValidationPoint]:

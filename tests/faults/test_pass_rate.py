@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as passed is one definition a run: no row changes it for another one, and a bonus is no pass."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from scalerl_verl.advantages.passed import PassRule
+from scalerl_verl.errors import RewardError
+from scalerl_verl.plugins import passing
+from scalerl_verl.plugins.compute import RunLedger, end_validation, note_samples
+from scalerl_verl.plugins.config_checks import find_problems
+from scalerl_verl.plugins.training_step import AdvantageStep
+from tests.unit.plugins.composed import changed
+
+ROWS: list[tuple[float, dict[str, Any], bool]] = [
+    # reward, what the reward function returned, passed
+    (1.0, {"acc": True}, True),
+    (1.0, {"acc": np.bool_(False)}, False),  # the reward holds a bonus that acc does not
+    (-1.0, {"acc": np.bool_(True)}, True),
+    (1.0, {"acc": np.float32(0.0)}, False),
+    (1.0, {"acc": torch.tensor(1)}, True),
+    (1.0, {"acc": None}, True),  # verl's filling: the row has no acc
+    (-0.2, {"acc": None, "score": 1.0}, True),  # the score before a penalty for its length
+    (0.1, {"acc": 0.1}, False),  # verl's acc of a reward function that returns a number: a bonus for the format
+    (0.2, {}, False),
+    (0.9, {}, True),
+    (-1.0, {"acc": -1.0}, False),
+    (1.0, {"acc": 1}, True),
+]
+
+
+def config_of(**section: Any) -> Any:
+    return OmegaConf.create({"algorithm": {"scalerl": section}, "trainer": {"default_local_dir": "unused"}})
+
+
+def verl_lists(rows: list[tuple[float, dict[str, Any], bool]]) -> dict[str, list[Any]]:
+    """As verl's validation collects them: a list a key, gaps filled with None."""
+    keys = {key for _, info, _ in rows for key in info}
+    return {"reward": [row[0] for row in rows], **{key: [info.get(key) for _, info, _ in rows] for key in keys}}
+
+
+@pytest.mark.parametrize("only", range(len(ROWS)))
+def test_a_row_is_judged_by_itself(only: int) -> None:
+    """Whatever stands in other rows: a gap, another type."""
+    wanted = [passed for _, _, passed in ROWS]
+    judged = PassRule().judge([row[0] for row in ROWS], [row[1] for row in ROWS])
+    assert judged.tolist() == wanted
+    assert PassRule().judge([ROWS[only][0]], [ROWS[only][1]]).tolist() == [wanted[only]]
+
+
+def test_validation_and_training_judge_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = RunLedger(config_of(), num_gpus=1)
+    prompts = [str(row) for row in range(len(ROWS))]
+    note_samples(ledger, ["task"] * len(ROWS), prompts, verl_lists(ROWS))
+    assert ledger.samples is not None and ledger.samples[2] == [float(passed) for *_, passed in ROWS]
+    step = AdvantageStep("token-mean", {}, config=config_of())
+    step.batch = OmegaConf.create({"tags": [{} for _ in ROWS] + [{"is_padding": True}]})
+    padding = {"reward_extra_info": {"acc": "whatever"}}
+    step._extra_fields = [{"reward_extra_info": info} for _, info, _ in ROWS] + [padding]
+    rewards = np.array([row[0] for row in ROWS] + [1.0])
+    assert step.judge_rows(rewards).tolist() == [passed for *_, passed in ROWS] + [False]
+
+
+def test_one_gap_leaves_the_pass_rate_as_it_was() -> None:
+    """Rewards with a bonus, acc without it: 2 of 4 passed, also where one more row has no acc."""
+    rows = [
+        (1.5, {"acc": 1.0}, True),
+        (0.5, {"acc": 0.0}, False),
+        (0.5, {"acc": 0.0}, False),
+        (1.5, {"acc": 1.0}, True),
+    ]
+    for more, expected in (([], 2 / 4), ([(-1.0, {}, False)], 2 / 5)):
+        ledger = RunLedger(config_of(), num_gpus=1)
+        given = [*rows, *more]
+        note_samples(ledger, ["task"] * len(given), [str(i) for i in range(len(given))], verl_lists(given))
+        assert end_validation(ledger, 10)["scalerl/validation/pass_rate"] == expected
+
+
+@pytest.mark.parametrize("value", ["yes", "1", float("nan"), float("inf"), [1.0, 0.0], 1j, 10**400], ids=repr)
+def test_what_neither_passes_nor_fails_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(RewardError, match=r"the acc of a response is .*neither passes nor fails.*pass_key"):
+        passing.judge(config_of(), [1.0], [{"acc": value}])
+    if not isinstance(value, (str, list)):
+        return
+    assert passing.judge(config_of(pass_key="reward"), [1.0], [{"acc": value}]).tolist() == [True]
+
+
+def test_reward_that_is_no_number_is_refused_where_it_decides() -> None:
+    with pytest.raises(RewardError, match="the reward of a response is nan"):
+        passing.judge(config_of(), [float("nan")], [{}])
+    assert passing.judge(config_of(), [float("nan")], [{"acc": 1}]).tolist() == [True]
+
+
+def test_own_key_and_threshold_decide() -> None:
+    infos = [{"acc": 1, "tests": 0.6}, {"acc": 0, "tests": 1.0}]
+    assert passing.judge(config_of(pass_key="tests", pass_threshold=0.99), [1, 1], infos).tolist() == [False, True]
+    with pytest.raises(RewardError, match=r"no 'test', by which .*returned acc, tests"):
+        passing.judge(config_of(pass_key="test"), [1, 1], infos)
+
+
+def test_partial_grades_are_pointed_out_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passing, "_said", set())
+    with caplog.at_level(logging.WARNING):
+        for grade in (0.3, 0.7):
+            passing.judge(config_of(), [grade], [{}])
+        assert len(caplog.records) == 1 and "pass_threshold" in caplog.text
+        caplog.clear()
+        monkeypatch.setattr(passing, "_said", set())
+        passing.judge(config_of(pass_threshold=0.5), [0.3], [{}])
+        passing.judge(config_of(), [1.0, -1.0, 0.0], [{}] * 3)
+        assert not caplog.records
+
+
+def test_definition_is_checked_at_start() -> None:
+    assert not find_problems(changed("recipe", {"algorithm.scalerl.pass_key": "correct"}))
+    given = {"algorithm.scalerl.pass_key": 3, "algorithm.scalerl.pass_threshold": "high"}
+    problems = "\n".join(find_problems(changed("recipe", given)))
+    assert "algorithm.scalerl.pass_key=3" in problems and "algorithm.scalerl.pass_threshold='high'" in problems
+
+
+def test_outcomes_of_prompts_are_those_of_the_task(tmp_path: Path) -> None:
+    """All responses of a got the bonus for the format and are wrong; those of b are right and equally penalised."""
+    from scalerl_verl.advantages import Sessions, session_advantages
+
+    rewards, groups = np.array([0.1, 0.1, -0.3, -0.3, 1.0, -1.0]), list("aabbcc")
+    step = AdvantageStep("token-mean", {}, config=config_of(), sessions=Sessions.one_per_row(6), rewards_B=rewards)
+    step.batch = OmegaConf.create({"tags": [{}] * 6})
+    acc = [0, 0, 1, 1, 1, 0]
+    step._extra_fields = [{"reward_extra_info": {"acc": value}} for value in acc]
+    step.note_result(session_advantages(rewards, groups, np.ones(6, dtype=bool), step.sessions))
+    step.count_outcomes()
+    names = ("mixed", "all_right", "all_wrong")
+    assert [step.metrics[f"scalerl/data/prompts_{name}_sum"] for name in names] == [1, 1, 1]
