@@ -17,6 +17,12 @@ from scalerl_verl.pipeline.versions import VersionLog
 def make_server(engine: Any, max_model_len: int, prompt_length: int, response_length: int) -> Any:
     """The server; everything from its ``generate`` on is the real thing. Lengths are in tokens."""
     server: Any = object.__new__(PipelineHttpServer)
+    furnish(server, engine, max_model_len, prompt_length, response_length)
+    return server
+
+
+def furnish(server: Any, engine: Any, max_model_len: int, prompt_length: int, response_length: int) -> None:
+    """What verl's constructor and ``run_server`` leave on a server."""
     server.config = SimpleNamespace(
         max_model_len=max_model_len, response_length=response_length, prompt_length=prompt_length,
         full_determinism=False, enable_rollout_routing_replay=False, mtp=None,
@@ -27,9 +33,9 @@ def make_server(engine: Any, max_model_len: int, prompt_length: int, response_le
     server._submission_paused, server._rejecting, server._admitting = False, False, 0
     server.replica_rank, server.global_steps = 0, None
     server._log, server._inner_ids, server._to_abort, server._on_its_way = VersionLog(-1), {}, set(), set()
+    server._turns = {}
     server._gate, server._num_entering, server._paused_at, server._clock = asyncio.Event(), 0, None, _Clock()
     server._gate.set()
     server._given_up = False
     server.engine = engine
     server._add_request, engine.add_request = engine.add_request, server._enter
-    return server

@@ -104,10 +104,11 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         sessions = {tuple(key.split("_")[:2]) for key in self.partitions["train"]}  # keys are uid_session_output
         num_responses = Counter(uid for uid, *_ in sessions)
         incomplete = {uid for uid in self.finished_keys["train"] if num_responses[uid] < self._group_size}
+        complete = self.finished_keys["train"] - incomplete
+        self._watch.note_finished(complete)
         open_groups = self.pending_keys["train"] | self.running_keys["train"]
         stuck = self._watch.find_stuck(open_groups)
         failed = self.failure_keys["train"] | incomplete | stuck
-        complete = self.finished_keys["train"] - incomplete
         if not failed:
             self._streak.note(complete, (), "")
             return

@@ -17,6 +17,8 @@ from scalerl_verl.pipeline.failures import as_coroutine
 from scalerl_verl.pipeline.settings import pipeline_settings
 
 logger = logging.getLogger(__name__)
+LOOKS = 8
+"""How often in the time that a request has it is looked whether it waits for a slot."""
 ABORT_TIMEOUT_S = 30.0
 """Seconds a server has to abort a request that hangs before it is left alone."""
 
@@ -73,7 +75,7 @@ class PipelineClient(LLMServerClient):
             call = server.generate.remote(
                 prompt_ids=prompt_ids, sampling_params=sampling_params, request_id=engine_id, priority=priority
             )
-            output: TokenOutput = await asyncio.wait_for(as_coroutine(call), timeout_s)
+            output = await self._answer(call, server, engine_id, timeout_s)
         except asyncio.TimeoutError:
             await self._abort(server, engine_id)
             raise _AttemptError(f"no result from {server_id} within {timeout_s:g} s") from None
@@ -88,6 +90,28 @@ class PipelineClient(LLMServerClient):
         if output.stop_reason == "aborted":
             raise _AttemptError(f"{server_id} aborted it")
         return output
+
+    async def _answer(self, call: Any, server: Any, engine_id: str, timeout_s: float) -> TokenOutput:
+        """The result of a request, which has ``timeout_s`` seconds for it from the first look that finds it in a slot.
+
+        Raises:
+            asyncio.TimeoutError: no result came.
+        """
+        answer = asyncio.ensure_future(as_coroutine(call))
+        try:
+            while not (await asyncio.wait({answer}, timeout=timeout_s / LOOKS))[0]:
+                if not await self._is_queued(server, engine_id, timeout_s):
+                    return await asyncio.wait_for(answer, timeout_s)
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def _is_queued(self, server: Any, engine_id: str, timeout_s: float) -> bool:
+        question = as_coroutine(server.is_queued.remote(engine_id, timeout_s))
+        try:
+            return bool(await asyncio.wait_for(question, ABORT_TIMEOUT_S))
+        except (asyncio.TimeoutError, ray.exceptions.RayError):
+            return False
 
     async def _abort(self, server: Any, engine_id: str) -> None:
         try:

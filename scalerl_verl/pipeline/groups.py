@@ -14,7 +14,9 @@ class GroupWatch:
 
     Args:
         max_attempts: tries of a group before it is given up.
-        timeout_s: seconds after which a group that has not ended counts as stuck: its worker may be gone.
+        timeout_s: seconds after which a group that has not ended counts as stuck: its worker may be gone. The longest
+            time that a group took until now comes on top: requests wait for each other where slots are few, and those
+            that started together end one after the other.
         clock: seconds, rising.
     """
 
@@ -24,11 +26,18 @@ class GroupWatch:
         self._max_attempts, self._timeout_s, self._clock = max_attempts, timeout_s, clock
         self._attempts: dict[str, int] = {}
         self._since: dict[str, float] = {}
+        self._longest_s = 0.0
+
+    def note_finished(self, groups: Iterable[str]) -> None:
+        """Groups that have ended well."""
+        now = self._clock()
+        for group in groups:
+            self._longest_s = max(self._longest_s, now - self._since.pop(group, now))
 
     def find_stuck(self, open_groups: Iterable[str]) -> set[str]:
         """Groups that have been open for too long; one is timed from the first call that names it."""
-        now = self._clock()
-        return {group for group in open_groups if now - self._since.setdefault(group, now) > self._timeout_s}
+        now, limit_s = self._clock(), self._timeout_s + self._longest_s
+        return {group for group in open_groups if now - self._since.setdefault(group, now) > limit_s}
 
     def sort_failed(self, failed: Iterable[str]) -> tuple[list[str], list[str]]:
         """(groups to try again, groups to give up)."""

@@ -23,6 +23,13 @@ NO_VERSION = -1
 """Version of the weights that an engine invents before the first update."""
 LIFE_SIGN_S = 1.0
 """Seconds between looks at an engine's health while an answer of it is awaited."""
+MAX_CONCURRENCY = 1_000_000
+"""Calls that Ray lets into a server at once; control calls wait behind requests as soon as there are more of these.
+
+No config bounds requests: admission sends B(k + 1)n and all may land on one server, groups may ask for another n,
+validation sends whole files beside them. And a limit saves nothing: it is a counter, a request that waits at it takes
+35 KB of the process and one let in 57 KB, and a control call beside 7,000 or 20,000 of them takes 1 ms (Ray 2.60).
+"""
 
 
 def salt_of(version: int) -> str:
@@ -31,21 +38,26 @@ def salt_of(version: int) -> str:
 
 
 class _Clock:
-    """How long an engine had nothing to do, and what it generated, since the last look."""
+    """How long an engine had nothing to do, and what it generated, since the last look.
+
+    ``num_ended`` counts requests that left the engine; ``moved_at`` is when it last answered one, or stopped being idle.
+    """
 
     def __init__(self) -> None:
-        self.num_open = 0
+        self.num_open = self.num_ended = 0
         self.num_tokens = self.tokens_lost = 0
-        self._since = self._idle_from = time.perf_counter()
+        self._since = self._idle_from = self.moved_at = time.perf_counter()
         self._idle_s = 0.0
 
     def begin(self) -> None:
         if self.num_open == 0:
-            self._idle_s += time.perf_counter() - self._idle_from
+            self.moved_at = time.perf_counter()
+            self._idle_s += self.moved_at - self._idle_from
         self.num_open += 1
 
     def end(self) -> None:
         self.num_open -= 1
+        self.num_ended += 1
         if self.num_open == 0:
             self._idle_from = time.perf_counter()
 
@@ -79,6 +91,7 @@ class PipelineHttpServer(vLLMHttpServer):
         self._inner_ids: dict[str, str] = {}
         self._to_abort: set[str] = set()
         self._on_its_way: set[str] = set()
+        self._turns: dict[str, int] = {}
         self._gate = asyncio.Event()
         self._gate.set()
         self._num_entering = 0
@@ -116,7 +129,11 @@ class PipelineHttpServer(vLLMHttpServer):
             waiting.cancel()
 
     async def _enter(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's ``add_request``, never in the middle of a weight update and salted with the version."""
+        """vLLM's ``add_request``, never in the middle of a weight update and salted with the version.
+
+        Only what `generate` sent is remembered, which forgets it. Nobody says here when a request of verl's HTTP
+        endpoint has ended, and nobody asks for its versions.
+        """
         while not self._gate.is_set():
             await self._gate.wait()
         if self._given_up:
@@ -124,15 +141,19 @@ class PipelineHttpServer(vLLMHttpServer):
         if request_id in self._to_abort:
             raise RequestFailedError(f"request {request_id} was aborted while it waited for a weight update")
         self._num_entering += 1
+        is_ours = request_id in self._on_its_way
         try:
-            self._log.begin(request_id)
+            if is_ours:
+                self._log.begin(request_id)
             salted = {**prompt, "cache_salt": salt_of(self._log.version)}
             queue = await self._add_request(request_id, salted, *args, **kwargs)
             # vLLM gives requests ids of its own; this is the one by which its engine knows this request.
-            self._inner_ids[request_id] = queue.request_id
-            self._on_its_way.discard(request_id)
+            if is_ours:
+                self._inner_ids[request_id] = queue.request_id
+                self._on_its_way.discard(request_id)
             if self._given_up or request_id in self._to_abort:  # asked for while vLLM took the request in
-                self._to_abort.add(request_id)
+                if is_ours:
+                    self._to_abort.add(request_id)
                 await self.engine.abort(queue.request_id, internal=True)
             return queue
         finally:
@@ -140,6 +161,7 @@ class PipelineHttpServer(vLLMHttpServer):
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict, request_id: str, **kwargs: Any) -> Any:
         """verl's ``generate``; ``extra_fields`` also holds ``versions``, the runs of (version, tokens)."""
+        self._turns[request_id] = self._clock.num_ended + self._clock.num_open
         self._clock.begin()
         self._on_its_way.add(request_id)
         try:
@@ -161,8 +183,11 @@ class PipelineHttpServer(vLLMHttpServer):
             self._inner_ids.pop(request_id, None)
             self._to_abort.discard(request_id)
             self._on_its_way.discard(request_id)
+            self._turns.pop(request_id, None)
             self._clock.end()
         self._clock.num_tokens += num_tokens
+        if not aborted and output.stop_reason != "aborted":
+            self._clock.moved_at = time.perf_counter()
         output.extra_fields["versions"] = [list(run) for run in runs]
         output.extra_fields["min_global_steps"] = oldest_version(runs) if runs else self._log.version
         output.extra_fields["max_global_steps"] = runs[-1][0] if runs else self._log.version
@@ -246,12 +271,30 @@ class PipelineHttpServer(vLLMHttpServer):
         gone = inner_id not in self.engine.output_processor.request_states
         return {"aborted": gone, "request_id": request_id}
 
+    async def is_queued(self, request_id: str, within_s: float) -> bool:
+        """Whether a request has no token yet because it waits for a slot, in an engine that goes on.
+
+        vLLM serves requests in their order: once as many have ended as were here before this one, it is not waiting
+        for its turn any more.
+
+        Args:
+            request_id: by which it was sent.
+            within_s: an engine that answered nothing in the last so many seconds does not go on.
+        """
+        turn = self._turns.get(request_id, 0)
+        if self._clock.num_ended >= turn or time.perf_counter() - self._clock.moved_at > within_s:
+            return False
+        if request_id in self._on_its_way:
+            return True
+        state = self.engine.output_processor.request_states.get(self._inner_ids.get(request_id))
+        return state is not None and bool(state.is_prefilling)
+
     async def give_up(self) -> None:
         """End all requests here, also those to come, so that others serve them: the engine is hung."""
         self._given_up = True
         self._gate.set()
         self._to_abort.update(self._inner_ids)
-        await self.engine.abort(list(self._inner_ids.values()), internal=True)
+        await self.engine.abort(list(self.engine.output_processor.request_states), internal=True)
 
     async def check_alive(self) -> None:
         """Raises what vLLM raises when its engine is dead; requests that wait for an update to end learn it, too."""
@@ -277,6 +320,11 @@ class PipelineReplica(vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(PipelineHttpServer)
+
+    @property
+    def max_concurrency(self) -> int:
+        """Calls that Ray lets into the server at once; verl's bound is that of an engine, not of what is sent."""
+        return MAX_CONCURRENCY
 
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
         """verl's rollout worker that can also stage weights."""

@@ -42,6 +42,7 @@ class StubServer:
     def __init__(self, script: list[Any], can_abort: bool = True) -> None:
         self.script, self.calls, self.aborted, self.can_abort = script, [], [], can_abort
         self.generate, self.abort_request = Remote(self._generate), Remote(self._abort)
+        self.is_queued, self.queued = Remote(self._is_queued), []
 
     async def _generate(self, **call: Any) -> TokenOutput:
         self.calls.append(call)
@@ -53,6 +54,9 @@ class StubServer:
         reason = "aborted" if answer == "abort" else "completed"
         tokens = [] if answer == "abort" else answer
         return TokenOutput(token_ids=tokens, log_probs=[], stop_reason=reason, extra_fields={})
+
+    async def _is_queued(self, request_id: str, within_s: float) -> bool:
+        return bool(self.queued and self.queued.pop(0))
 
     async def _abort(self, request_id: str) -> dict[str, Any]:
         self.aborted.append(request_id)
@@ -189,3 +193,13 @@ def test_abort_that_did_nothing_is_said(caplog: pytest.LogCaptureFixture) -> Non
     caplog.clear()
     generate(make_client(StubServer(["hang", [7]]))[0])
     assert not any("could not be aborted" in record.getMessage() for record in caplog.records)
+
+
+def test_time_in_the_queue_is_no_hang() -> None:
+    """Fault: requests time out behind others that wait for a slot, and go to the end of the queue each time."""
+    server = StubServer(["hang", [7]])
+    server.queued = [True, True, False]
+    client, _ = make_client(server)
+    output = generate(client)
+    assert output.token_ids == [7] and output.extra_fields["reissues"] == 1
+    assert server.queued == [], "two periods of waiting for a slot, and one with it"
