@@ -40,7 +40,7 @@ def salt_of(version: int) -> str:
 class _Clock:
     """How long an engine had nothing to do, and what it generated, since the last look.
 
-    ``num_ended`` counts requests that left the engine; ``moved_at`` is when it last answered one, or stopped being idle.
+    ``num_ended`` counts requests that left the engine; ``moved_at`` is when it last answered one or got its first.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class PipelineSettings:
         staging: where a generator collects new weights while it generates: ``device`` (needs room for a second copy of
             the model beside vLLM), ``host``, or ``none``: it pauses for the whole transfer.
         request_timeout_s: seconds after which a request without a result is aborted and sent again; has to exceed the
-            time of the longest response, waiting for a free slot included.
+            time of the longest response. Waiting for a slot of a generator that goes on does not count.
         transfer_timeout_s: seconds after which a transfer of weights that has not ended counts as hung, by a peer that
             died in it or a network that is gone: generators that do not answer are left out, and without any the run
             ends. The same limit holds for ending the process group of a transfer that failed.

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import select
+from scalerl_verl.pipeline.settings import PipelineSettings
 from scalerl_verl.planning.generator import GeneratorSetup
 from scalerl_verl.planning.shapes import ModelShape
 from scalerl_verl.planning.trainer import TrainerSetup
@@ -39,6 +40,7 @@ class RunLayout:
     max_response: int
     max_model_len: int
     max_staleness: int
+    request_timeout_s: float
     sequence_parallel: int
     fsdp_size: int
     dynamic_batches: bool
@@ -111,6 +113,9 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
         max_response=max_response,
         max_model_len=max_model_len,
         max_staleness=int(select(config, "trainer.v1.pipeline_rl.max_staleness", 0)) if mode == "pipeline_rl" else 0,
+        request_timeout_s=float(
+            select(config, "trainer.v1.pipeline_rl.request_timeout_s", PipelineSettings.request_timeout_s)
+        ),
         sequence_parallel=sequence_parallel,
         fsdp_size=fsdp_size,
         dynamic_batches=dynamic,

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scalerl_verl.planning import checks
-from scalerl_verl.planning.balance import DEVICES, Assumptions, Rates, find_rates
+from scalerl_verl.planning.balance import DEVICES, Assumptions, Rates, decode_step_s, find_rates
 from scalerl_verl.planning.generator import GeneratorMemory, generator_memory
 from scalerl_verl.planning.layout import GIB, RunLayout, num_shards
+from scalerl_verl.planning.queueing import Queueing, find_queueing
 from scalerl_verl.planning.shapes import ModelShape
 from scalerl_verl.planning.trainer import TrainerMemory, trainer_memory
 
@@ -47,6 +48,7 @@ class Plan:
     rates: Rates
     split: Split
     best: Split | None
+    queueing: Queueing | None
     problems: tuple[str, ...]
 
     @property
@@ -91,6 +93,7 @@ def make_plan(shape: ModelShape, layout: RunLayout, cluster_gpus: int, device: s
         rates=rates,
         split=_split(layout, rates),
         best=best_split(shape, layout, cluster_gpus, generator, device, assumptions) if layout.separate else None,
+        queueing=_queueing(shape, layout, generator, device, assumptions),
         problems=tuple(problems),
     )
 
@@ -130,9 +133,6 @@ def _rates(
     in_flight = layout.sequences_per_update * (layout.max_staleness + 1)
     if layout.mode != "pipeline_rl":
         in_flight = layout.prompts * layout.group_size
-    mean_tokens = assumptions.mean_prompt + assumptions.mean_response / 2
-    held = generator.cache_tokens * layout.data_parallel / mean_tokens
-    most = layout.generator.max_num_seqs * layout.data_parallel
     forwards = 1 + layout.trainer.checkpointing + (not layout.keeps_old_log_probs)
     return find_rates(
         shape,
@@ -140,9 +140,23 @@ def _rates(
         assumptions,
         sequences=layout.sequences_per_update,
         num_forwards=forwards,
-        sequences_per_engine=max(min(in_flight / engines, held, most), 1.0),
+        sequences_per_engine=max(min(in_flight / engines, _slots(layout, generator, assumptions)), 1.0),
         gpus_per_engine=layout.gpus_per_engine,
     )
+
+
+def _slots(layout: RunLayout, generator: GeneratorMemory, assumptions: Assumptions) -> float:
+    """Sequences that cache and settings of an engine let it generate at once, 1 at least."""
+    held = generator.cache_tokens / (assumptions.mean_prompt + assumptions.mean_response / 2)
+    return max(min(held, layout.generator.max_num_seqs) * layout.data_parallel, 1.0)
+
+
+def _queueing(
+    shape: ModelShape, layout: RunLayout, generator: GeneratorMemory, device: str, assumptions: Assumptions
+) -> Queueing | None:
+    slots = _slots(layout, generator, assumptions)
+    step_s = decode_step_s(shape, DEVICES[device], slots, layout.gpus_per_engine, assumptions)
+    return find_queueing(layout, slots, step_s, assumptions.mean_response)
 
 
 def _cluster(layout: RunLayout, gpus: int) -> Iterator[str]:

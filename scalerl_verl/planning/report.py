@@ -37,6 +37,8 @@ def to_dict(plan: Plan) -> dict[str, Any]:
             "longest_sequences": plan.generator.num_longest,
             "sequences_in_flight": plan.rates.sequences_per_engine,
         },
+        "queue": {**asdict(plan.queueing), "wait_s": plan.queueing.wait_s} if plan.queueing else None,
+        "notes": _notes(plan),
         "balance": {
             "assumptions": asdict(plan.assumptions),
             "trainer_share": plan.rates.trainer_share,
@@ -96,6 +98,7 @@ def to_text(plan: Plan) -> str:
         *_table("GiB on a GPU that generates", _generator_rows(plan)),
         f"cache       {plan.generator.cache_tokens:,} tokens an engine: {plan.generator.num_longest:.1f} sequences of "
         f"{layout.generator.max_model_len} tokens; {plan.rates.sequences_per_engine:.0f} in flight",
+        *_queue(plan),
         "",
         f"balance     {100 * plan.rates.trainer_share:.0f}% of the work is training, if prompts have "
         f"{mean.mean_prompt:.0f} and responses {mean.mean_response:.0f} tokens on average, training reaches "
@@ -105,11 +108,27 @@ def to_text(plan: Plan) -> str:
     ]
     if plan.best:
         lines.append(f"best split  {_times(plan.best, True)}")
+    lines += [f"note        {note}" for note in _notes(plan)]
     if plan.problems:
         lines += ["", "does not fit:", *(f"  {i}. {text}" for i, text in enumerate(plan.problems, 1))]
     else:
         lines += ["", "fits"]
     return "\n".join(lines)
+
+
+def _notes(plan: Plan) -> list[str]:
+    return list(plan.queueing.notes()) if plan.queueing else []
+
+
+def _queue(plan: Plan) -> list[str]:
+    queue = plan.queueing
+    if queue is None:
+        return []
+    return [
+        f"queue       {queue.requests:,.0f} requests an engine for {queue.slots:,.0f} slots: the last waits "
+        f"{queue.wait_s:,.0f} s, a response takes {queue.response_s:,.0f} s on average and {queue.longest_s:,.0f} s at "
+        "most"
+    ]
 
 
 def _count(number: int) -> str:

@@ -20,7 +20,7 @@ from tests.faults.generator_actor import Replica, start_generator
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 NUM_REQUESTS = 7000
-"""The paper's set-up admits 48 prompts x 9 batches x 16 responses = 6,912; all go to one generator if the others die."""
+"""The paper's set-up admits 48 prompts x 9 batches x 16 responses = 6,912, all to one generator if the others die."""
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.faults.generator_actor import StubEngine  # noqa: E402
-from tests.pipeline_server import make_server  # noqa: E402
+from tests.faults.generator_actor import StubEngine
+from tests.pipeline_server import make_server
 
 HOUR = 3600.0
 
