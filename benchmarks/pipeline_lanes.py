@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -97,5 +98,7 @@ def _work_through(queue: Sequence[Lane], each_s: float) -> None:
         try:
             lane.process.wait(each_s + GRACE_S)
         except subprocess.TimeoutExpired:
-            lane.process.kill()
+            # It ends its run's processes before itself: the next lane works on the same devices.
+            lane.process.send_signal(signal.SIGINT)
+            lane.process.wait()
         print((lane.folder / "out.txt").read_text(errors="replace")[-2000:], flush=True)

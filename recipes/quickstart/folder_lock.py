@@ -19,7 +19,13 @@ from typing import IO
 
 from run_files import LaunchError
 
-from scalerl_verl.platform.reap import end_processes, find_processes, find_shared_memory, remove_shared_memory
+from scalerl_verl.platform.reap import (
+    end_processes,
+    find_shared_memory,
+    remove_shared_memory,
+    see_processes,
+    start_of,
+)
 
 LOCK_NAME = ".lock"
 _RELEASE_S = 30.0
@@ -45,7 +51,7 @@ class Owner:
     @classmethod
     def this_process(cls, run_id: str) -> Owner:
         """This launcher."""
-        started = _start_of(os.getpid())
+        started = start_of(os.getpid())
         assert started is not None
         return cls(run_id, os.getpid(), started, _machine())
 
@@ -57,22 +63,12 @@ class Owner:
     @property
     def is_alive(self) -> bool:
         """Whether the launcher still runs."""
-        return _start_of(self.pid) == self.started
+        return start_of(self.pid) == self.started
 
 
 def _machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _start_of(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot; None if it has ended, also if its parent has not noticed yet."""
-    try:
-        # The name of the program, in parentheses, may hold anything; state and start are fields 3 and 22.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def read_owner(stream: IO[str]) -> Owner | None:
@@ -135,9 +131,10 @@ def _try_lock(stream: IO[str]) -> bool:
 
 def _end_run(run_id: str, say: Callable[[str], None]) -> None:
     """End the processes of a run and remove the shared memory they used."""
-    if not find_processes(run_id):
+    known = see_processes(run_id)
+    if not known:
         return
     segments = find_shared_memory(run_id)
-    num_ended = end_processes(run_id)
+    num_ended = end_processes(run_id, known=known)
     removed = remove_shared_memory(segments)
     say(f"ended {num_ended} processes of the earlier run, removed {len(removed)} shared-memory segments")

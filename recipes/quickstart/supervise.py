@@ -13,11 +13,18 @@ from typing import IO
 from progress import Progress
 from run_files import Paths
 
-from scalerl_verl.platform.reap import end_processes, find_shared_memory, remove_shared_memory, resident_gib
+from scalerl_verl.platform.reap import (
+    Process,
+    end_processes,
+    find_shared_memory,
+    remove_shared_memory,
+    resident_gib,
+    see_processes,
+)
 
 
 class RunWatch(threading.Thread):
-    """Samples the run's memory and shared-memory segments; that walks every page table, so not too often."""
+    """Samples the run's processes, memory and shared-memory segments; that walks every page table, so not too often."""
 
     interval_s = 10.0
 
@@ -27,8 +34,10 @@ class RunWatch(threading.Thread):
         self._stop_requested = threading.Event()
         self.peak_gib = 0.0
         self.segments: set[str] = set()
+        self.processes: set[Process] = set()
 
     def sample(self) -> None:
+        self.processes |= see_processes(self._run_id)
         self.peak_gib = max(self.peak_gib, resident_gib(self._run_id))
         self.segments |= find_shared_memory(self._run_id)
 
@@ -86,7 +95,7 @@ def run_training(
             signal.signal(number, signal.SIG_IGN)
         watch.finish()
         watch.sample()
-        num_ended = end_processes(run_id)
+        num_ended = end_processes(run_id, known=watch.processes)
         removed = remove_shared_memory(watch.segments)
     if code == 130:
         print("\ninterrupted", flush=True)

@@ -16,11 +16,13 @@ from pathlib import Path
 
 from scalerl_verl.metrics import undocumented
 from scalerl_verl.platform.reap import (
+    Process,
     end_processes,
     find_processes,
     find_shared_memory,
     remove_shared_memory,
     run_marks,
+    see_processes,
 )
 from tests.recipe_modules import load_quickstart_module
 
@@ -140,6 +142,7 @@ def launch_verl(
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *tiny_overrides(assets, folder), *overrides]
     wall = time.monotonic()
     segments: set[str] = set()
+    seen: set[Process] = set()
     log_path = folder / f"log-{run_id[:6]}.txt"
     code: int | None = None
     try:
@@ -150,6 +153,7 @@ def launch_verl(
                     raise subprocess.TimeoutExpired(command, timeout_s)
                 segments |= find_shared_memory(run_id)
                 for _ in range(2):
+                    seen |= see_processes(run_id)
                     if each_second is not None:
                         each_second({process.pid, *find_processes(run_id)})
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,7 +162,7 @@ def launch_verl(
         seconds = time.monotonic() - wall
         # One that did not end has no leftovers: nobody waits for it.
         leftover = 0 if code is None else count_leftover(run_id)
-        end_processes(run_id)
+        end_processes(run_id, known=seen)
         removed = remove_shared_memory(segments)
     run = VerlRun(folder, code, seconds, log_path.read_text(errors="replace"), leftover, removed)
     if (folder / "metrics.jsonl").exists():

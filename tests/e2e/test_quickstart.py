@@ -7,19 +7,20 @@ depend on how fast this machine is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from scalerl_verl.platform.reap import find_processes, find_shared_memory
+from scalerl_verl.platform.reap import find_shared_memory, see_processes
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, PROBE, REPO, title_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -59,25 +60,28 @@ def _wait(condition: Callable[[], bool], process: subprocess.Popen, timeout_s: f
         time.sleep(0.2)
 
 
-def _run_processes(out: Path) -> list[int]:
+def _run_processes(out: Path) -> list[psutil.Process]:
     """Processes whose environment names this run's metrics file."""
-    wanted = f"VERL_FILE_LOGGER_PATH={out / 'run' / 'metrics.jsonl'}".encode()
+    wanted = str(out / "run" / "metrics.jsonl")
     found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("VERL_FILE_LOGGER_PATH") == wanted:
+                found.append(process)
     return found
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs; a dead one whose new parent has not asked for its end does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run or are still ending; a dead one whose new parent has not asked for its end does not.
+
+    Asked of processes that were seen before: one that is ending shows no environment.
+    """
+    living = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
 
 
 def _run_id(out: Path) -> str:
@@ -90,7 +94,8 @@ def interrupted(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("quickstart")
     process = _launch(tiny_assets, out, out / "first.log", hold=True)
     _wait((out / "held").exists, process)
-    assert len(_run_processes(out)) > 5
+    members = _run_processes(out)
+    assert len(members) > 5
     # Its daemons, too: what Linux shows of the environment of some is up to their titles.
     family = psutil.Process(process.pid).children(recursive=True)
     assert {"ray::RuntimeEnvAgent", "ray::DashboardAgent"} <= {title_of(member.pid) for member in family}
@@ -99,7 +104,7 @@ def interrupted(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=300) == 130
     assert _run_processes(out) == []
-    assert [member for member in family if _is_alive(member)] == []
+    assert _living([*members, *family]) == []
     assert segments & set(os.listdir("/dev/shm")) == set()
     return out
 
@@ -122,11 +127,13 @@ def orphaned(interrupted: Path, tiny_assets: Path) -> Path:
 
 def test_third_start_ends_the_orphan_resumes_and_reports(orphaned: Path, tiny_assets: Path) -> None:
     orphan_id = _run_id(orphaned)
-    assert find_processes(orphan_id), "there is nothing to end"
+    orphans = see_processes(orphan_id)
+    assert orphans, "there is nothing to end"
     process = _launch(tiny_assets, orphaned, orphaned / "third.log", hold=False)
     _wait(lambda: "starting; its full log" in (orphaned / "third.log").read_text(), process)
     assert _run_id(orphaned) != orphan_id
-    assert find_processes(orphan_id) == []
+    assert see_processes(orphan_id) == set()
+    assert [orphan for orphan in orphans if orphan.is_alive] == []
     code = process.wait(timeout=600)
     text = (orphaned / "third.log").read_text()
     assert code == 0, text

@@ -35,7 +35,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from scalerl_verl.platform.reap import end_processes, run_marks
+from scalerl_verl.platform.reap import end_processes, run_marks, see_processes
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV, STATUS_DIR_ENV
 from tests.recipe_modules import REPO, load_benchmark_module
 
@@ -122,10 +122,11 @@ class Suite:
             except subprocess.TimeoutExpired:
                 return TIMED_OUT
             finally:
+                started = see_processes(run_id)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                end_processes(run_id, grace_s=0)
+                end_processes(run_id, grace_s=0, known=started)
         return ENDED if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 

@@ -117,6 +117,7 @@ def answers() -> dict[tuple[str, int], Any]:
         for process in processes:
             process.join(timeout=10)
             process.kill()
+            process.join()
     return found
 
 

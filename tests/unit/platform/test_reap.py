@@ -18,12 +18,14 @@ import pytest
 from scalerl_verl.platform import reap
 from scalerl_verl.platform.reap import (
     RUN_ID_ENV,
+    Process,
     end_processes,
     find_processes,
     find_shared_memory,
     remove_shared_memory,
     resident_gib,
     run_marks,
+    see_processes,
 )
 
 PARENT = """
@@ -110,15 +112,15 @@ def test_process_started_behind_the_scan_by_one_that_dies_is_ended_too(
     first, _ = start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id})
     late: list[int] = []
 
-    def scan(wanted: str) -> list[int]:
-        found = find_processes(wanted)
+    def scan(wanted: str) -> set[Process]:
+        found = see_processes(wanted)
         if not late:  # What a daemon does whose worker we just ended; it is gone itself before the next scan.
             late.append(start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id})[0].pid)
             first.kill()
             first.wait()
         return found
 
-    monkeypatch.setattr(reap, "find_processes", scan)
+    monkeypatch.setattr(reap, "see_processes", scan)
     assert end_processes(run_id) == 1
     assert not is_running(late[0])
 
@@ -128,7 +130,7 @@ def test_process_without_an_environment_during_one_scan_is_ended_too(
 ) -> None:
     process, _ = start(READY_AND_SLEEP, **{RUN_ID_ENV: run_id})
     scans = itertools.count()
-    monkeypatch.setattr(reap, "find_processes", lambda wanted: find_processes(wanted) if next(scans) else [])
+    monkeypatch.setattr(reap, "see_processes", lambda wanted: see_processes(wanted) if next(scans) else set())
     assert end_processes(run_id) == 1
     assert process.wait(timeout=5) == -15
 

@@ -28,4 +28,5 @@ def run_ranks(program: Path, folder: Path, world_size: int) -> None:
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     assert codes == [0] * world_size, "\n".join(log.read_text()[-2000:] for log in logs)

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from scalerl_verl.planning.resolve import compose_run
+from scalerl_verl.platform.reap import Process, start_of
 from scalerl_verl.plugins.config_checks import find_problems
 from tests.recipe_modules import RECIPES, load_recipe_module
 from tests.unit.plugins.test_leave_one_out import ROWS
@@ -233,9 +234,10 @@ def test_killed_run_is_resumed_by_the_same_command(sweep, queue, tmp_path: Path)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     # As after a reboot: the attempt and its command are gone without a word.
-    for pid in _processes_with(str(folder(tmp_path, "first"))):
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not _processes_with(str(folder(tmp_path, "first"))))
+    processes = _processes_with(str(folder(tmp_path, "first")))
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not any(process.is_alive for process in processes))
     assert status(tmp_path, "first")["state"] == "running"
     assert "group/first/seed0  killed" in finish(queue(path, "--list"))[1]
     (tmp_path / "gate").touch()
@@ -249,11 +251,13 @@ def test_interrupted_queue_ends_its_run_and_resumes_it_later(sweep, queue, tmp_p
     path = sweep(first=["wait"])
     interrupted = queue(path)
     wait_until(lambda: count(tmp_path, "first", "starts") == 1)
+    processes = _processes_with(str(folder(tmp_path, "first")))
+    assert processes
     interrupted.send_signal(signal.SIGINT)
     code, out = finish(interrupted)
     assert code == 130 and "call again to resume" in out
     assert status(tmp_path, "first")["state"] == "interrupted"
-    assert not _processes_with(str(folder(tmp_path, "first")))
+    assert not any(process.is_alive for process in processes)
     (tmp_path / "gate").touch()
     assert finish(queue(path))[0] == 0
     assert (count(tmp_path, "first", "starts"), count(tmp_path, "first", "ends")) == (2, 1)
@@ -320,7 +324,7 @@ def test_parts_of_a_sweep_are_chosen_by_name(spec: ModuleType, runs: dict[str, A
         spec.choose(everything, ["leave_two_out"])
 
 
-def _processes_with(text: str) -> list[int]:
+def _processes_with(text: str) -> list[Process]:
     """Processes whose command line has `text`, this one and zombies left out."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -329,6 +333,7 @@ def _processes_with(text: str) -> list[int]:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if text.encode() in line:
-                found.append(int(entry.name))
+            started = start_of(int(entry.name))
+            if text.encode() in line and started is not None:
+                found.append(Process(int(entry.name), started))
     return found

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from scalerl_verl.platform.reap import RUN_ID_ENV, find_processes
+from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes
 from tests.recipe_modules import QUICKSTART, load_quickstart_module
 
 LAUNCHER = f"""
@@ -62,8 +62,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for run_id, process in started:
         process.kill()
         process.wait()
-        for pid in find_processes(run_id):
-            os.kill(pid, signal.SIGKILL)
+        end_processes(run_id, grace_s=0)
 
 
 def test_folder_of_a_launcher_that_is_there_is_refused(folder_lock: ModuleType, start: Start, tmp_path: Path) -> None:
