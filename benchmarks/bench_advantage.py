@@ -101,12 +101,12 @@ def peak_gib(run: Callable[[], object]) -> float | None:
     """Memory that a call adds at its peak, in GiB; None where the kernel cannot reset the high-water mark."""
 
     def status(field: str) -> int:
-        text = Path("/proc/self/status").read_text()
+        text = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(next(line for line in text.splitlines() if line.startswith(field)).split()[1])
 
     before = status("VmRSS")
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return None
     run()

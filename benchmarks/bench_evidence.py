@@ -11,13 +11,14 @@ run that did not reach its last step says so.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from cpu_seconds import cpu_by_step
 from rows import append_rows, describe_gpu, run_facts
+
+from scalerl_verl.json_lines import read_records
 
 BENCH = "evidence"
 METRICS = {
@@ -38,7 +39,7 @@ METRICS = {
 
 def curve_of(path: Path) -> dict[str, list[float | None]]:
     """Steps, and what `METRICS` names at each of them; None where a step has none."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read_records(path)
     points: dict[str, list[float | None]] = {"step": [line["step"] for line in lines]}
     for name, key in METRICS.items():
         values = [line["data"].get(key) for line in lines]

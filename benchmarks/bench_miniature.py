@@ -23,6 +23,8 @@ from pathlib import Path
 from miniature_runs import BENCH, FEW, Group, read_group
 from rows import REPO, append_rows, describe_gpu, read_rows, run_facts
 
+from scalerl_verl.json_lines import read_records
+
 PROMPTS_A_STEP = 32
 """Of an optimizer step, in the presets."""
 INTERRUPTION = (
@@ -207,8 +209,8 @@ def run(name: str, arguments: argparse.Namespace) -> None:
     if arguments.both_ways:
         case["both_ways"] = True
     stored = json.dumps({"impl": name, "case": case, "facts": facts, "updates": arguments.updates})
-    (arguments.out / f"{name}{arguments.suffix}.facts.json").write_text(stored)
-    files = [(arguments.out / f"{name}{arguments.suffix}.seed{s}.jsonl").open("w") for s in seeds]
+    (arguments.out / f"{name}{arguments.suffix}.facts.json").write_text(stored, encoding="utf-8")
+    files = [(arguments.out / f"{name}{arguments.suffix}.seed{s}.jsonl").open("w", encoding="utf-8") for s in seeds]
     began = time.time()
     for lines in trainer.run(arguments.updates, arguments.validate_every):
         for file, data in zip(files, lines, strict=True):
@@ -259,10 +261,10 @@ def recorded_rows(folder: Path) -> list[dict]:
     """A row a run, its curve under ``points``; one that was cut off has a note that says so."""
     rows = []
     for path in sorted(folder.glob("*.facts.json")):
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text(encoding="utf-8"))
         stem = path.name.removesuffix(".facts.json")
         for curve in sorted(folder.glob(f"{stem}.seed*.jsonl")):
-            lines = [json.loads(line)["data"] for line in curve.read_text().splitlines()]
+            lines = [record["data"] for record in read_records(curve)]
             points = {name: [_rounded(data.get(key)) for data in lines] for name, key in POINTS.items()}
             points = {name: values for name, values in points.items() if any(value is not None for value in values)}
             case = {**stored["case"], "seed": int(curve.stem.rpartition("seed")[2])}
@@ -289,7 +291,9 @@ def write_curves(folder: Path) -> None:
                 points = row["points"]
                 lines = zip(points["tokens"], points["pass_rate"], points["stderr"], strict=True)
                 text = "".join(f"{tokens},{score},{error}\n" for tokens, score, error in lines if tokens > 0)
-                (folder / group.folder / f"{name}.seed{seed}.csv").write_text("compute,score,stderr\n" + text)
+                (folder / group.folder / f"{name}.seed{seed}.csv").write_text(
+                    "compute,score,stderr\n" + text, encoding="utf-8"
+                )
 
 
 if __name__ == "__main__":

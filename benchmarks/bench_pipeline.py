@@ -40,7 +40,9 @@ def run(plan: Plan, size_name: str, folder: Path, assets: Path, facts: dict) -> 
     """Make what is needed, run, print how it ended; the exit code."""
     size = SIZES[size_name]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps({"plan": asdict(plan), "size": size_name, "facts": facts}))
+    (folder / "plan.json").write_text(
+        json.dumps({"plan": asdict(plan), "size": size_name, "facts": facts}), encoding="utf-8"
+    )
     if not (assets / "model").exists():
         (assets / "model").mkdir(parents=True)
         make_model(assets / "model", size)
@@ -55,13 +57,15 @@ def run(plan: Plan, size_name: str, folder: Path, assets: Path, facts: dict) -> 
     how = f"ended after {plan.seconds:g} s" if code is None else f"ended by itself with {code}"
     print(f"{plan.mode}: {how}, {num_steps} of {sum(plan.steps)} steps", flush=True)
     if code is not None:
-        print("\n".join((folder / "log.txt").read_text(errors="replace").splitlines()[-60:]), flush=True)
+        print(
+            "\n".join((folder / "log.txt").read_text(errors="replace", encoding="utf-8").splitlines()[-60:]), flush=True
+        )
     return 0 if num_steps else 1
 
 
 def write_rows(folder: Path, out: Path | None) -> None:
     """Rows of the run in ``folder``, appended to the results or to ``out``, and their most important numbers shown."""
-    stored = json.loads((folder / "plan.json").read_text())
+    stored = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     plan = Plan(**{key: tuple(value) if isinstance(value, list) else value for key, value in stored["plan"].items()})
     rows = rows_of(folder, plan, SIZES[stored["size"]], stored["facts"])
     for row in rows:
@@ -70,7 +74,7 @@ def write_rows(folder: Path, out: Path | None) -> None:
     if out is None:
         append_rows(BENCH, rows)
     else:
-        with out.open("a") as stream:
+        with out.open("a", encoding="utf-8") as stream:
             stream.writelines(json.dumps({"bench": BENCH, **row}, sort_keys=True) + "\n" for row in rows)
 
 

@@ -33,7 +33,7 @@ def run_seed(seed: int, out: Path, extra: list[str]) -> dict[str, Any]:
     code = subprocess.run(command, check=False).returncode
     if code != 0:
         raise RuntimeError(f"{' '.join(command)} ended with exit code {code}")
-    return json.loads((out / "summary.json").read_text())
+    return json.loads((out / "summary.json").read_text(encoding="utf-8"))
 
 
 def verify(summary: dict[str, Any]) -> list[str]:

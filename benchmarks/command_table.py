@@ -20,7 +20,7 @@ def run_text(run: Any) -> str:
 def command_table() -> str:
     """One line a command."""
     lines = ["| command | executed by | by hand, or on a GPU |", "|---|---|---|"]
-    for entry in yaml.safe_load(REGISTRY.read_text()):
+    for entry in yaml.safe_load(REGISTRY.read_text(encoding="utf-8")):
         command = f"`{entry['command'].strip()}`"
         if "|" in command:  # a table's cell ends there, and an escape would show in code
             command = f"<code>{html.escape(command.strip('`')).replace('|', '&#124;')}</code>"

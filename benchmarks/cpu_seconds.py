@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from scalerl_verl.json_lines import read_records
+
 INTERVAL_S = 4.0
 LOGGER = b"VERL_FILE_LOGGER_PATH="
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -26,7 +28,9 @@ def read_processes(below: str) -> dict[str, dict[str, float]]:
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            fields = (
+                Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            )
         except OSError:
             continue  # it ended meanwhile, or is another user's
         named = [text.removeprefix(LOGGER).decode() for text in environment if text.startswith(LOGGER)]
@@ -43,8 +47,7 @@ def cpu_by_step(samples: Path, run: str) -> dict[int, float]:
     A line stands for a step, the first for the validation before training.
     """
     seconds: dict[int, float] = {}
-    for line in samples.read_text().splitlines():
-        sample = json.loads(line)
+    for sample in read_records(samples):
         if run in sample["run"] and sample["lines"] > 0:
             seconds.setdefault(sample["lines"] - 1, sample["cpu_s"])
     return seconds
@@ -53,12 +56,12 @@ def cpu_by_step(samples: Path, run: str) -> dict[int, float]:
 def main() -> int:
     folder, samples = str(Path(sys.argv[1]).resolve()), Path(sys.argv[2])
     most: dict[str, dict[str, float]] = {}
-    with samples.open("a") as out:
+    with samples.open("a", encoding="utf-8") as out:
         while True:
             for run, processes in read_processes(folder).items():
                 most.setdefault(run, {}).update(processes)
             for run, processes in most.items():
-                lines = len(Path(run).read_text().splitlines()) if Path(run).exists() else 0
+                lines = Path(run).read_bytes().count(b"\n") if Path(run).exists() else 0
                 total = round(sum(processes.values()), 2)
                 out.write(json.dumps({"t": time.time(), "run": run, "cpu_s": total, "lines": lines}) + "\n")
             out.flush()

@@ -39,7 +39,7 @@ def read_patch(path: Path) -> Patch:
     Raises:
         ValueError: its head lacks the subject, the base or the status.
     """
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     fields = {}
     for name, start in (("subject", "Subject"), ("base", "Base"), ("status", "Status")):
         found = re.search(rf"^{start}: (.+)$", text, re.MULTILINE)

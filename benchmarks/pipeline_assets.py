@@ -123,4 +123,4 @@ def make_prompts(folder: Path, size: Size, counts: tuple[int, int]) -> None:
     pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
     pandas.DataFrame(rows[:4]).to_parquet(folder / "val.parquet")
     loop = [{"name": AGENT_LOOP, "_target_": "scalerl_bench.lengths.DrawnLengths"}]
-    (folder / "loop.yaml").write_text(json.dumps(loop))  # JSON is YAML
+    (folder / "loop.yaml").write_text(json.dumps(loop), encoding="utf-8")  # JSON is YAML

@@ -75,7 +75,7 @@ def run_lanes(lanes: Sequence[Lane], arguments_of: dict[str, list[str]], boot_s:
         command = [sys.executable, script, "--mode", lane.mode]
         command += ["--gpus", lane.gpus, "--work", str(lane.folder), "--gate", str(lane.gate)]
         command += ["--seconds", str(each_s), *arguments_of[lane.mode]]
-        with (lane.folder / "out.txt").open("w") as out:
+        with (lane.folder / "out.txt").open("w", encoding="utf-8") as out:
             lane.process = subprocess.Popen(command, stdout=out, stderr=out)
         time.sleep(START_INTERVAL_S)
     while not all(lane.is_ready for lane in lanes) and time.time() - began < boot_s:
@@ -101,4 +101,4 @@ def _work_through(queue: Sequence[Lane], each_s: float) -> None:
             # It ends its run's processes before itself: the next lane works on the same devices.
             lane.process.send_signal(signal.SIGINT)
             lane.process.wait()
-        print((lane.folder / "out.txt").read_text(errors="replace")[-2000:], flush=True)
+        print((lane.folder / "out.txt").read_text(errors="replace", encoding="utf-8")[-2000:], flush=True)

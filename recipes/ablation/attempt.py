@@ -49,7 +49,7 @@ def fingerprint(command: Sequence[str]) -> str:
 def read_status(folder: Path) -> Status | None:
     """The status of a run; None if it was never started."""
     try:
-        return Status(**json.loads((folder / "status.json").read_text()))
+        return Status(**json.loads((folder / "status.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
 
@@ -57,13 +57,13 @@ def read_status(folder: Path) -> Status | None:
 def write_status(folder: Path, status: Status) -> None:
     """Replace the status in one step: a reader sees the old or the new one."""
     partial = folder / "status.json.partial"
-    partial.write_text(json.dumps(dataclasses.asdict(status), indent=1) + "\n")
+    partial.write_text(json.dumps(dataclasses.asdict(status), indent=1) + "\n", encoding="utf-8")
     os.replace(partial, folder / "status.json")
 
 
 def try_lock(folder: Path) -> IO[str] | None:
     """The run's lock, or None if somebody holds it."""
-    stream = (folder / "attempt.lock").open("a")
+    stream = (folder / "attempt.lock").open("a", encoding="utf-8")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     interrupted = False
-    with (folder / "attempts.log").open("a") as log:
+    with (folder / "attempts.log").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()]
         )

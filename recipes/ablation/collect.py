@@ -51,4 +51,4 @@ def _validations(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str,
 
 
 def _write(path: Path, lines: Any) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

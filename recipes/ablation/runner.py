@@ -46,7 +46,7 @@ def lock_queue(out: Path) -> IO[str]:
         SweepError: there is another one.
     """
     out.mkdir(parents=True, exist_ok=True)
-    stream = (out / "queue.lock").open("a")
+    stream = (out / "queue.lock").open("a", encoding="utf-8")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

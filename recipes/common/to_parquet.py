@@ -6,6 +6,7 @@
 
 Each source holds 1,000 prompts out, as the paper does, by a hash of the problem's text: the same problem is never in
 both files, whatever its number in the dataset. --input NAME=FILE reads a source from a local JSONL or Parquet file.
+Records without a problem or an answer and copies of a problem are left out; the manifest says how many.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,20 +25,37 @@ Row = dict[str, Any]
 INSTRUCTION = "\n\nThink it through, then give the result on a last line that begins with `Answer:`."
 
 
+class SourceError(ValueError):
+    """The data cannot be made; the message says what to change."""
+
+
+def text_of(value: Any) -> str:
+    """A field as text, empty if it is missing; 0 and false are values.
+
+    Answers are compared as text: a whole number that was read as 2.0 is written as a response has it, 2.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+
+
 def math_row(record: Row) -> Row | None:
-    """A record with `problem` and `answer`; None if either is empty."""
-    problem, answer = str(record.get("problem") or "").strip(), str(record.get("answer") or "").strip()
+    """A record with `problem` and `answer`; None if either is missing or blank."""
+    problem, answer = text_of(record.get("problem")), text_of(record.get("answer"))
     if not problem or not answer:
         return None
     return make_row("math_dapo", "math", problem + INSTRUCTION, answer)
 
 
 def code_row(record: Row) -> Row | None:
-    """A record in verl's own form whose `ability` is code: the user's message and the tests stay as they are."""
+    """A record in verl's own form whose `ability` is code: the user's message and the tests stay as they are.
+
+    None if it is of another kind, or has no message of the user or no tests.
+    """
     if record.get("ability") != "code":
         return None
-    users = [turn["content"] for turn in record["prompt"] if turn["role"] == "user"]
-    truth = record["reward_model"]["ground_truth"]
+    users = [turn["content"] for turn in record.get("prompt") or () if turn["role"] == "user"]
+    truth = (record.get("reward_model") or {}).get("ground_truth")
     if not users or not truth:
         return None
     return make_row(record["data_source"], "code", users[-1], truth if isinstance(truth, str) else json.dumps(truth))
@@ -61,31 +80,89 @@ class Source:
     to_row: Callable[[Row], Row | None]
 
 
+SUFFIXES = (".jsonl", ".parquet")
 SOURCES = {
     "polaris": Source("POLARIS-Project/Polaris-Dataset-53K", math_row),
     "eurus-code": Source("PRIME-RL/Eurus-2-RL-Data", code_row),
 }
 
 
-def convert(records: Iterable[Row], source: Source) -> list[Row]:
-    """Rows of a dataset, each problem once, in the order of a hash of its text."""
-    rows = {row["extra_info"]["key"]: row for record in records if (row := source.to_row(record)) is not None}
-    return [rows[key] for key in sorted(rows)]
+def convert(records: Iterable[Row], source: Source) -> tuple[list[Row], int]:
+    """Rows of a dataset, each problem once, in the order of a hash of its text; and how many records were left out."""
+    rows: dict[str, Row] = {}
+    num_records = 0
+    for record in records:
+        num_records += 1
+        if (row := source.to_row(record)) is not None:
+            rows[row["extra_info"]["key"]] = row
+    return [rows[key] for key in sorted(rows)], num_records - len(rows)
 
 
 def read_records(source: Source, file: Path | None) -> Iterator[Row]:
-    """Records of a local file, or of the dataset by id."""
-    if file is not None and file.suffix == ".jsonl":
-        with file.open(encoding="utf-8") as stream:
-            yield from (json.loads(line) for line in stream if line.strip())
-    elif file is not None:
-        import pyarrow.parquet
+    """Records of a local file, or of the dataset by id.
 
-        yield from pyarrow.parquet.read_table(file).to_pylist()
-    else:
+    Raises:
+        SourceError: the file cannot be read as what its name says.
+    """
+    if file is None:
         import datasets
 
         yield from datasets.load_dataset(source.dataset, split="train")
+    elif file.suffix.lower() == ".jsonl":
+        yield from read_json_lines(file)
+    else:
+        import pyarrow.parquet
+
+        try:
+            yield from pyarrow.parquet.read_table(file).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise SourceError(f"{file} is no Parquet file ({error})") from error
+
+
+def read_json_lines(file: Path) -> Iterator[Row]:
+    """Objects of a JSON Lines file, also behind a byte order mark and between blank lines."""
+    number = 0
+    try:
+        # JSON leaves other ends of lines as they are inside a string.
+        with file.open(encoding="utf-8-sig", newline="\n") as stream:
+            for line in stream:
+                number += 1
+                if line.strip():
+                    record = json.loads(line)
+                    if not isinstance(record, dict):
+                        raise ValueError("it is no object such as {...}")
+                    yield record
+    except ValueError as error:  # UnicodeDecodeError is one, before it reaches its line
+        raise SourceError(f"{file} cannot be read at or after line {number} ({error})") from error
+
+
+def choose_files(inputs: Sequence[str], sources: Sequence[str], held_out: int) -> dict[str, Path]:
+    """Local files by the source they stand for.
+
+    Raises:
+        SourceError: everything that is wrong with the command line.
+    """
+    files: dict[str, Path] = {}
+    problems = [f"{name} is given more than once" for name in dict.fromkeys(sources) if sources.count(name) > 1]
+    if held_out < 1:
+        problems.append(f"--held-out {held_out}: give a whole number from 1")
+    for text in inputs:
+        name, _, file = text.partition("=")
+        if not file:
+            problems.append(f"--input {text}: give NAME=FILE")
+        elif name not in sources:
+            problems.append(f"--input {text}: {name} is none of the sources given ({', '.join(sources)})")
+        elif name in files:
+            problems.append(f"--input {text}: {name} has a file already, {files[name]}")
+        elif Path(file).suffix.lower() not in SUFFIXES:
+            problems.append(f"--input {text}: the file's name must end in {' or '.join(SUFFIXES)}")
+        elif not Path(file).is_file():
+            problems.append(f"--input {text}: the file does not exist")
+        else:
+            files[name] = Path(file)
+    if problems:
+        raise SourceError("\n".join(problems))
+    return files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,22 +173,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out", type=int, default=1000, help="prompts of each source (default 1000)")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a local file instead")
     arguments = parser.parse_args(argv)
-    files = dict(text.split("=", 1) for text in arguments.input)
-    train: list[Row] = []
-    test: list[Row] = []
-    counts: dict[str, Any] = {}
-    for name in arguments.sources:
-        source = SOURCES[name]
-        rows = convert(read_records(source, Path(files[name]) if name in files else None), source)
-        if len(rows) <= arguments.held_out:
-            print(f"error: {name} has {len(rows)} usable problems, --held-out {arguments.held_out}", file=sys.stderr)
-            return 1
-        test += rows[: arguments.held_out]
-        train += rows[arguments.held_out :]
-        counts[name] = {"dataset": source.dataset, "train": len(rows) - arguments.held_out, "test": arguments.held_out}
+    try:
+        files = choose_files(arguments.input, arguments.sources, arguments.held_out)
+        train, test, counts = collect(arguments.sources, files, arguments.held_out)
+    except SourceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     write(arguments.out, train, test, counts)
     print(json.dumps(counts))
     return 0
+
+
+def collect(
+    sources: Sequence[str], files: dict[str, Path], held_out: int
+) -> tuple[list[Row], list[Row], dict[str, Any]]:
+    """Rows to train on, rows held out, and what of each source went where.
+
+    Raises:
+        SourceError: a source has too few problems, or its file cannot be read.
+    """
+    train: list[Row] = []
+    test: list[Row] = []
+    counts: dict[str, Any] = {}
+    for name in sources:
+        source, file = SOURCES[name], files.get(name)
+        rows, num_left_out = convert(read_records(source, file), source)
+        if len(rows) <= held_out:
+            raise SourceError(
+                f"{name} has {len(rows)} usable problems ({num_left_out} records have no problem or answer, or are "
+                f"copies) and --held-out is {held_out}: lower it, or give more"
+            )
+        test += rows[:held_out]
+        train += rows[held_out:]
+        counts[name] = {"dataset": source.dataset, "train": len(rows) - held_out}
+        counts[name] |= {"test": held_out, "left_out": num_left_out}
+    return train, test, counts
 
 
 def write(out: Path, train: list[Row], test: list[Row], counts: dict[str, Any]) -> None:
@@ -126,7 +222,9 @@ def write(out: Path, train: list[Row], test: list[Row], counts: dict[str, Any]) 
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
         text = "".join(json.dumps(row, sort_keys=True) for row in rows)
         hashes[name] = hashlib.sha256(text.encode()).hexdigest()
-    (out / "manifest.json").write_text(json.dumps({"sources": counts, "sha256": hashes}, indent=2) + "\n")
+    (out / "manifest.json").write_text(
+        json.dumps({"sources": counts, "sha256": hashes}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

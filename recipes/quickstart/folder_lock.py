@@ -67,7 +67,7 @@ class Owner:
 
 
 def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
@@ -95,7 +95,7 @@ def lock_folder(out: Path, run_id: str, say: Callable[[str], None]) -> IO[str]:
         LaunchError: somebody else holds the folder.
         OSError: the folder cannot be written.
     """
-    stream = (out / LOCK_NAME).open("a+")
+    stream = (out / LOCK_NAME).open("a+", encoding="utf-8")
     deadline: float | None = None
     while not _try_lock(stream):
         owner = read_owner(stream)

@@ -34,7 +34,7 @@ class Progress:
         self._poll_log()
         if not self._paths.metrics.exists():
             return
-        lines = self._paths.metrics.read_text().split("\n")[:-1]
+        lines = self._paths.metrics.read_text(encoding="utf-8").split("\n")[:-1]
         for line in lines[self._metric_lines :]:
             self._show(json.loads(line))
         self._metric_lines = len(lines)
@@ -42,7 +42,7 @@ class Progress:
     def _poll_log(self) -> None:
         if not self._paths.log.exists() or self._stage + 1 >= len(STAGES):
             return
-        with self._paths.log.open(errors="replace") as stream:
+        with self._paths.log.open(errors="replace", encoding="utf-8") as stream:
             stream.seek(self._log_offset)
             text = stream.read()
             self._log_offset = stream.tell()
@@ -66,7 +66,7 @@ class Progress:
 
 def explain_failure(paths: Paths) -> None:
     """Print the part of the log that says why."""
-    lines = paths.log.read_text(errors="replace").splitlines()
+    lines = paths.log.read_text(errors="replace", encoding="utf-8").splitlines()
     refusal = [index for index, line in enumerate(lines) if "scalerl_verl refuses to start" in line]
     marks = refusal or [index for index, line in enumerate(lines) if "Error" in line]
     start = max(marks[-1] - 12, 0) if marks and not refusal else (marks[-1] if marks else max(len(lines) - 15, 0))

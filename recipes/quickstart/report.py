@@ -15,6 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from scalerl_verl.json_lines import split_lines
 from scalerl_verl.scaling import FitRefused, fit_curve, sigmoid
 
 TOKENS_METRIC = "scalerl/data/generated_tokens_sum"
@@ -40,7 +41,7 @@ def read_jsonl(path: Path, remedy: str) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ReportError(f"{path} does not exist; {remedy}")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(split_lines(path.read_text(encoding="utf-8-sig")), start=1):
         if not line.strip():
             continue
         try:

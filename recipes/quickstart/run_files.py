@@ -62,7 +62,7 @@ def start_files(paths: Paths, fresh: bool, settings: dict[str, object]) -> str:
         resumable = not fresh and not paths.finished.exists() and choose_checkpoint(paths)
         if not resumable:
             shutil.rmtree(paths.run)
-        elif (started_with := json.loads(paths.settings.read_text())) != settings:
+        elif (started_with := json.loads(paths.settings.read_text(encoding="utf-8"))) != settings:
             raise LaunchError(
                 f"the interrupted run in {paths.run} was started with {started_with}, not with {settings}: give the "
                 "same, or --fresh to start anew"
@@ -74,7 +74,7 @@ def start_files(paths: Paths, fresh: bool, settings: dict[str, object]) -> str:
             if (paths.out / name).exists():
                 (paths.out / name).replace(paths.out / f"previous-{name}")
     paths.run.mkdir(parents=True, exist_ok=True)
-    paths.settings.write_text(json.dumps(settings))
+    paths.settings.write_text(json.dumps(settings), encoding="utf-8")
     if resuming and paths.metrics.exists():
         # verl truncates its metrics file when it starts: keep what the interrupted attempt wrote.
         attempt = sum(1 for _ in paths.run.glob("metrics.*.jsonl"))
@@ -90,16 +90,16 @@ def choose_checkpoint(paths: Paths) -> bool:
     """
     if not paths.latest_checkpoint.exists():
         return False
-    latest = int(paths.latest_checkpoint.read_text())
+    latest = int(paths.latest_checkpoint.read_text(encoding="utf-8"))
     logged = {0}
     for path in sorted(paths.run.glob("metrics*.jsonl")):
-        lines = path.read_text().split("\n")[:-1]
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         logged.update(json.loads(line)["step"] for line in lines)
     folders = paths.latest_checkpoint.parent.glob("global_step_*")
     steps = sorted(int(folder.name.rpartition("_")[2]) for folder in folders)
     usable = [step for step in steps if step <= latest and logged.issuperset(range(1, step + 1))]
     if usable:
-        paths.latest_checkpoint.write_text(str(usable[-1]))
+        paths.latest_checkpoint.write_text(str(usable[-1]), encoding="utf-8")
     return bool(usable)
 
 
@@ -109,7 +109,7 @@ def merge_attempts(paths: Paths) -> None:
     if not paths.metrics.exists():
         raise LaunchError(f"verl ended well but wrote no {paths.metrics}: keep `file` in trainer.logger")
     # An attempt that was killed may end in half a line.
-    texts = [path.read_text() for path in (*earlier, paths.metrics)]
-    paths.metrics.write_text("".join(text[: text.rfind("\n") + 1] for text in texts))
+    texts = [path.read_text(encoding="utf-8") for path in (*earlier, paths.metrics)]
+    paths.metrics.write_text("".join(text[: text.rfind("\n") + 1] for text in texts), encoding="utf-8")
     for path in earlier:
         path.unlink()

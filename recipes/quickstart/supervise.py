@@ -70,7 +70,7 @@ def run_training(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        with paths.log.open("a") as log:
+        with paths.log.open("a", encoding="utf-8") as log:
             process = subprocess.Popen(
                 list(command),
                 env=dict(environment),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_verl.curves.segments import ReadError, Segment, split_attempts
+from scalerl_verl.json_lines import split_lines
 
 STEP_COLUMNS = ("step", "Step", "_step", "global_step", "trainer/global_step", "training/global_step")
 WANDB_EXTREMES = ("__MIN", "__MAX")
@@ -35,7 +36,7 @@ def read_jsonl(path: Path) -> list[Segment]:
     """verl's file logger: `{"step": 3, "data": {...}}` a line; several attempts may stand one after the other."""
 
     def rows() -> Iterator[tuple[int, dict[str, float]]]:
-        lines = read_text(path).splitlines()
+        lines = split_lines(read_text(path))
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

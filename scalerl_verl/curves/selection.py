@@ -15,6 +15,7 @@ import numpy as np
 
 from scalerl_verl.advantages.passed import PassRule
 from scalerl_verl.curves.segments import ReadError, RunLog
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.scaling.points import Points
 
 X_NAMES = {
@@ -237,7 +238,7 @@ def read_prompt_scores(run: RunLog, steps: list[int]) -> np.ndarray | None:
 
 def _prompt_means(path: Path) -> dict[tuple[str, str], float]:
     """Pass rate of each prompt of a dump; the same text with another ground truth is another prompt."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    rows = read_records(path)
     try:
         passed = PassRule().judge([row["score"] for row in rows], rows)
     except ValueError as error:

@@ -16,6 +16,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from scalerl_verl.errors import PatchError
+from scalerl_verl.json_lines import split_lines
 from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins.passing import judge, read_pass_rule
 from scalerl_verl.plugins.training_step import AdvantageStep
@@ -66,7 +67,7 @@ class RunLedger:
         if checkpoint_folder is not None:
             path = Path(checkpoint_folder) / STATE_FILE
             if path.exists():
-                state = json.loads(path.read_text())
+                state = json.loads(path.read_text(encoding="utf-8"))
             else:
                 logger.warning(
                     "%s has no %s: it was saved without scalerl_verl. scalerl/compute/ counts from here and lacks what "
@@ -83,14 +84,14 @@ class RunLedger:
         path = Path(folder) / STATE_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(self.counts.state_dict()))
+        part.write_text(json.dumps(self.counts.state_dict()), encoding="utf-8")
         os.replace(part, path)
 
     def end_step(self) -> None:
         """Append the state to the log."""
         self.counts.tick(time.monotonic())
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("a") as stream:
+        with self.log_path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(self.counts.state_dict()) + "\n")
 
     def estimate_flops(self, seqlens: Sequence[int]) -> float | None:
@@ -105,7 +106,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Every whole line of the log; a run that died while writing leaves a torn last one, which is dropped."""
     if not path.exists():
         return []
-    lines = path.read_text().splitlines()
+    lines = split_lines(path.read_text(encoding="utf-8"))
     states = []
     for number, line in enumerate(lines, 1):
         try:
@@ -114,7 +115,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise ValueError(f"{path} line {number} is not JSON ({error}); restore or delete the file") from error
             # Rewritten, or the next line would be appended to the torn one.
-            path.write_text("".join(f"{json.dumps(state)}\n" for state in states))
+            path.write_text("".join(f"{json.dumps(state)}\n" for state in states), encoding="utf-8")
     return states
 
 

@@ -36,7 +36,7 @@ class DropList:
         self._describe = describe
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.open("a").close()
+            self._path.open("ab").close()
         except OSError as error:
             raise ValueError(
                 f"data.sampler.log_file={path} cannot be written ({error}): set it to a file in a folder that can"
@@ -60,20 +60,23 @@ class DropList:
         }
         lines.append({"event": "epoch", "epoch": change.epoch, **counts})
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        with self._path.open("a") as stream:
-            stream.writelines(json.dumps({**line, "utc": now}, ensure_ascii=False) + "\n" for line in lines)
+        texts = [json.dumps({**line, "utc": now}, ensure_ascii=False) + "\n" for line in lines]
+        with self._path.open("ab") as stream:
+            # Half a surrogate pair, which UTF-8 has no bytes for, becomes JSON's escape for it.
+            stream.writelines(text.encode("utf-8", "backslashreplace") for text in texts)
 
     def resumed(self, epoch: int) -> None:
         """Take out the lines of epochs after ``epoch``."""
-        lines = self._path.read_text().splitlines(keepends=True)
+        # In bytes, for a text also ends a line at U+0085 and others that JSON leaves in a prompt.
+        lines = self._path.read_bytes().splitlines(keepends=True)
         stay = [line for line in lines if _epoch_of(line) <= epoch]
         if len(stay) == len(lines):
             return
         gone = [line for line in lines if _epoch_of(line) > epoch]
-        with self._path.with_name(self._path.name + ".superseded").open("a") as stream:
-            stream.writelines(line.rstrip("\n") + "\n" for line in gone)
+        with self._path.with_name(self._path.name + ".superseded").open("ab") as stream:
+            stream.writelines(line.rstrip(b"\n") + b"\n" for line in gone)
         scratch = self._path.with_name(self._path.name + ".tmp")
-        scratch.write_text("".join(stay))
+        scratch.write_bytes(b"".join(stay))
         scratch.replace(self._path)
 
     def _judged(self, event: str, epoch: int, prompt: DroppedPrompt) -> dict[str, Any]:
@@ -97,9 +100,9 @@ class DropList:
         }
 
 
-def _epoch_of(line: str) -> int:
+def _epoch_of(line: bytes) -> int:
     """Epoch of a line; a line cut off by a crash belongs to no epoch that a checkpoint knows."""
     try:
-        return int(json.loads(line)["epoch"])
+        return int(json.loads(line.decode("utf-8", "replace"))["epoch"])
     except (ValueError, KeyError, TypeError):
         return 2**31

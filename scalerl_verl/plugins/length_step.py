@@ -60,7 +60,7 @@ def alarm_of(trainer: Any) -> TruncationAlarm:
 def save_alarm(trainer: Any, checkpoint_folder: str) -> None:
     """Write the alarm's window into a checkpoint's folder, which exists."""
     if watches_lengths(trainer.config):
-        (Path(checkpoint_folder) / STATE_FILE).write_text(json.dumps(alarm_of(trainer).state_dict()))
+        (Path(checkpoint_folder) / STATE_FILE).write_text(json.dumps(alarm_of(trainer).state_dict()), encoding="utf-8")
 
 
 def restore_alarm(trainer: Any, checkpoint_folder: str | None) -> None:
@@ -75,7 +75,7 @@ def restore_alarm(trainer: Any, checkpoint_folder: str | None) -> None:
     if not path.exists():
         return
     try:
-        alarm_of(trainer).load_state_dict(json.loads(path.read_text()))
+        alarm_of(trainer).load_state_dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise ValueError(f"{path}: {error}; restore the file, or delete it to start with an empty window") from error
 

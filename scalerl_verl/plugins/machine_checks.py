@@ -34,13 +34,23 @@ def _parquet_columns(path: Path) -> list[str]:
 
 
 def _json_columns(path: Path) -> list[str]:
-    """Keys of the first record of a JSON-lines file (or of a list of records)."""
-    with path.open(encoding="utf-8") as stream:
-        first = stream.readline()
-        if first.lstrip().startswith("["):
-            records = json.loads(first + stream.read())
-            return list(records[0]) if records else []
-    return list(json.loads(first)) if first.strip() else []
+    """Keys of the first record: of JSON lines, of objects over several lines, or of a list of them.
+
+    verl reads all of these, also behind a byte order mark and blank lines.
+
+    Raises:
+        ValueError: there is no record, or it is no object.
+    """
+    with path.open(encoding="utf-8-sig", newline="\n") as stream:
+        first = next((line for line in stream if line.strip()), "").lstrip()
+        try:
+            value = json.loads(first) if first else []
+        except ValueError:  # it goes on in the next line
+            value, _ = json.JSONDecoder().raw_decode(first + stream.read())
+    records = value if isinstance(value, list) else [value]
+    if not records or not isinstance(records[0], dict):
+        raise ValueError('it needs objects such as {"prompt": ...}' if records else "it holds no record")
+    return list(records[0])
 
 
 _READERS: dict[str, Callable[[Path], list[str]]] = {
@@ -198,12 +208,16 @@ def _memory(config: DictConfig) -> Iterator[str]:
 
 def available_memory_gib() -> float:
     """GiB that can be used without swapping: the host's MemAvailable, within the container's limit if there is one."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     for limit_name, used_name in (("memory.max", "memory.current"), _CGROUP_V1):
         limit, used = CGROUP / limit_name, CGROUP / used_name
-        if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-            free = int(limit.read_text()) - int(used.read_text()) + _page_cache(limit.with_name("memory.stat"))
+        if limit.is_file() and used.is_file() and limit.read_text(encoding="utf-8").strip() != "max":
+            free = (
+                int(limit.read_text(encoding="utf-8"))
+                - int(used.read_text(encoding="utf-8"))
+                + _page_cache(limit.with_name("memory.stat"))
+            )
             available = min(available, free)
     return available / GIB
 
@@ -212,6 +226,6 @@ def _page_cache(stat: Path) -> int:
     """Bytes of file pages that a container's limit counts as used and the kernel gives back when asked."""
     if not stat.is_file():
         return 0
-    fields = dict(line.split(maxsplit=1) for line in stat.read_text().splitlines())
+    fields = dict(line.split(maxsplit=1) for line in stat.read_text(encoding="utf-8").splitlines())
     prefix = "total_" if "total_inactive_file" in fields else ""
     return sum(int(fields.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))

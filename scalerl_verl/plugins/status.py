@@ -63,7 +63,7 @@ def record(loaded_by: str | None = None) -> None:
     scratch = target.with_suffix(".tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(process_status(), indent=1))
+        scratch.write_text(json.dumps(process_status(), indent=1), encoding="utf-8")
         scratch.replace(target)
     except OSError as error:
         # A diagnostic that cannot be written (another node without that folder) must not end a run.

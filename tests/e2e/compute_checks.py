@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from typing import Any
 
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.plugins.compute import LOG_FILE
 from tests.e2e.launching import VerlRun
 
@@ -37,4 +37,4 @@ def check_ledger(run: VerlRun, num_gpus: int, wall_s: float) -> None:
 
 def read_states(run: VerlRun) -> list[dict[str, Any]]:
     """The ledger's log: its state after each step of each attempt."""
-    return [json.loads(line) for line in (run.folder / "checkpoints" / LOG_FILE).read_text().splitlines()]
+    return read_records(run.folder / "checkpoints" / LOG_FILE)

@@ -53,7 +53,7 @@ class VerlRun:
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
         """Step -> metrics, from verl's JSONL logger; a killed run's last line may be cut."""
-        lines = (self.folder / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
         return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
 
     @property
@@ -182,7 +182,7 @@ def count_leftover(run_id: str, grace_s: float = 120.0) -> int:
 def last_step(folder: Path) -> int:
     """The last step whose metrics a run has written, which may be writing the next; 0 before the first."""
     path = folder / "metrics.jsonl"
-    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 

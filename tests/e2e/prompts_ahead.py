@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from scalerl_verl.json_lines import read_records
 from tests.e2e.launching import VerlRun
 
 ROWS, BATCH = 16, 4
@@ -89,7 +89,7 @@ def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_records(path)
 
 
 def first_metrics(first: VerlRun) -> dict[int, dict[str, float]]:

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
+from scalerl_verl.json_lines import read_records
 from tests.e2e.interrupting import ANSWER, HIGH, PHRASE, STEPS
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.weights import compare_updates
@@ -52,7 +51,7 @@ def test_response_interrupted_by_an_update_keeps_its_budget(run: VerlRun) -> Non
 
 
 def test_prompts_are_a_batch_ahead_and_each_trains_once(run: VerlRun) -> None:
-    lines = [json.loads(line) for line in (run.folder / "weights" / "prompts.jsonl").read_text().splitlines()]
+    lines = read_records(run.folder / "weights" / "prompts.jsonl")
     handed, trained = ([line["uid"] for line in lines if line["event"] == event] for event in ("handed out", "trained"))
     assert len(handed) == NUM_PROMPTS * (STEPS + 1) and len(trained) == NUM_PROMPTS * STEPS
     assert len(set(trained)) == len(trained) and set(trained) <= set(handed)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 
 from scalerl_verl.curves.reading import read_run
 from scalerl_verl.curves.selection import choose_curve
+from scalerl_verl.json_lines import read_records
 from tests.e2e.conftest import RunVerl
 from tests.e2e.launching import GROUP_SIZE, VerlRun
 from tests.e2e.prompts_ahead import (
@@ -34,7 +34,7 @@ def drawn(rollouts: Path) -> dict[int, list[int]]:
     """Step -> problem of each response that trained."""
     found = {}
     for path in rollouts.glob("*.jsonl"):
-        inputs = [json.loads(line)["input"] for line in path.read_text().splitlines()]
+        inputs = [record["input"] for record in read_records(path)]
         found[int(path.stem)] = sorted(int(re.findall(r"\d+", text.replace(" ", ""))[0]) for text in inputs)
     return dict(sorted(found.items()))
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from scalerl_verl.json_lines import read_records
 from tests.e2e.interrupting import (
     BLOCK,
     HIGH,
@@ -32,8 +32,7 @@ def run(interrupting_run: VerlRun) -> VerlRun:
 
 def texts(run: VerlRun, kind: str, step: int) -> Iterator[tuple[int, str]]:
     """(number in the prompt, response) of a step."""
-    for line in (run.folder / kind / f"{step}.jsonl").read_text().splitlines():
-        entry = json.loads(line)
+    for entry in read_records(run.folder / kind / f"{step}.jsonl"):
         yield int(re.findall(r"\d+", entry["input"])[0]), entry["output"]
 
 

@@ -14,6 +14,7 @@ import math
 import pytest
 import torch
 
+from scalerl_verl.json_lines import read_records
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.toggles import BASELINES, TOGGLES
 
@@ -192,5 +193,5 @@ def test_run_itself_goes_on_as_if_nothing_had_been_replayed(sync_run: VerlRun) -
         if name in sent
     )
     first = sync_run.folder / "metrics.first.jsonl"
-    lines = (first if first.exists() else sync_run.folder / "metrics.jsonl").read_text().splitlines()
-    assert {json.loads(line)["data"].get(f"{CURRICULUM}visits_sum", NUM_PROMPTS) for line in lines} == {NUM_PROMPTS}
+    records = read_records(first if first.exists() else sync_run.folder / "metrics.jsonl")
+    assert {record["data"].get(f"{CURRICULUM}visits_sum", NUM_PROMPTS) for record in records} == {NUM_PROMPTS}

@@ -13,6 +13,7 @@ import torch
 
 from scalerl_verl.curves.reading import read_run
 from scalerl_verl.curves.selection import choose_curve
+from scalerl_verl.json_lines import read_records
 from tests.e2e.conftest import SYNC_STEPS, RunVerl, sync_inputs
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.weights import compare_updates
@@ -40,8 +41,8 @@ def resumed(first: VerlRun, run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
 
 def _first_metrics(run: VerlRun) -> dict[int, dict[str, float]]:
     path = run.folder / "metrics.first.jsonl"
-    lines = (path if path.exists() else run.folder / "metrics.jsonl").read_text().splitlines()
-    return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
+    records = read_records(path if path.exists() else run.folder / "metrics.jsonl")
+    return {entry["step"]: entry["data"] for entry in records}
 
 
 def test_run_ends_well_and_leaves_nothing(first: VerlRun) -> None:
@@ -190,8 +191,7 @@ def test_resumed_ledger_counts_nothing_twice_and_loses_nothing(first: VerlRun, r
     # Step 3 of the first attempt was spent on weights that are gone.
     assert _compute(after, "wasted_tokens") == before[3]["scalerl/data/generated_tokens_sum"]
     assert 0 < 3600 * _compute(after, "wasted_gpu_hours") < first.seconds
-    lines = (first.folder / "checkpoints" / "scalerl_compute.jsonl").read_text().splitlines()
-    states = [json.loads(line) for line in lines]
+    states = read_records(first.folder / "checkpoints" / "scalerl_compute.jsonl")
     assert [state["totals"]["steps"] for state in states] == [1, 2, 3, 3]
     spent = [state["totals"]["gpu_seconds"] + state["wasted_gpu_seconds"] for state in states]
     assert all(later > earlier for earlier, later in pairwise(spent))

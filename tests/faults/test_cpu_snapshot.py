@@ -59,7 +59,7 @@ def snapshots() -> dict[str, dict[str, list[str]]]:
         text=True,
         timeout=300,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("SNAPSHOT ")]
+    lines = [line for line in done.stdout.split("\n") if line.startswith("SNAPSHOT ")]
     assert lines, done.stderr[-2000:]
     return json.loads(lines[-1].removeprefix("SNAPSHOT "))
 

@@ -65,7 +65,7 @@ def plain() -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", RUN_WITHOUT_OUR_NAMES], env=environment, capture_output=True, text=True, timeout=300
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("UNTOUCHED ")]
+    lines = [line for line in done.stdout.split("\n") if line.startswith("UNTOUCHED ")]
     assert lines, done.stderr[-2000:]
     assert "[scalerl_verl] active" not in done.stderr
     return json.loads(lines[-1].removeprefix("UNTOUCHED "))

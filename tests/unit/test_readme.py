@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scalerl_verl.json_lines import read_records
 from tests.unit.docs.test_commands import ENTRIES, PAGES
 
 REPO = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def test_commits_that_are_cited_are_in_the_history() -> None:
         pytest.skip("no git repository, or not its whole history")
     cited = {found for page in PAGES.find_pages() for found in HASH.findall(page.read_text())}
     for path in (REPO / "benchmarks" / "results").glob("*.jsonl"):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = read_records(path)
         cited |= {row["commit"] for row in rows if "commit" in row}
     runs = [entry.get(kind) for entry in ENTRIES.values() for kind in ("gpu", "by_hand")]
     cited |= {str(run["commit"]) for run in runs if isinstance(run, dict)}

@@ -52,7 +52,7 @@ def originals() -> dict[str, dict[str, str]]:
     done = subprocess.run(
         [sys.executable, "-c", READ_ORIGINALS], env=environment, capture_output=True, text=True, timeout=300
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ORIGINALS ")]
+    lines = [line for line in done.stdout.split("\n") if line.startswith("ORIGINALS ")]
     assert lines, done.stderr[-2000:]
     return json.loads(lines[-1].removeprefix("ORIGINALS "))
 

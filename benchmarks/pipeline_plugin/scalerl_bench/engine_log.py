@@ -63,7 +63,9 @@ def _watch(module: ModuleType) -> None:
         output = original(self, *args, **kwargs)
         if output.total_num_scheduled_tokens:
             if not logs:
-                logs.append(EngineLog((folder / f"engine-{os.getpid()}.txt").open("w"), prompt_tokens))
+                logs.append(
+                    EngineLog((folder / f"engine-{os.getpid()}.txt").open("w", encoding="utf-8"), prompt_tokens)
+                )
             logs[0].add(self.requests, output.num_scheduled_tokens)
         return output
 

@@ -7,7 +7,6 @@ back at step 22, when the score had gone on rising.
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from scipy.stats import t as student
 
 from scalerl_verl.curves.reading import read_run
 from scalerl_verl.curves.selection import choose_curve
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.scaling import sigmoid
 from scalerl_verl.scaling.fitting import fit_points
 from scalerl_verl.scaling.forecast import forecast_metrics
@@ -31,8 +31,7 @@ FORECAST = "scalerl/forecast/"
 
 @pytest.fixture(scope="module")
 def logged() -> dict[int, dict[str, Any]]:
-    lines = (FOLDER / "metrics.jsonl").read_text().splitlines()
-    return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
+    return {entry["step"]: entry["data"] for entry in read_records(FOLDER / "metrics.jsonl")}
 
 
 def point_of(metrics: dict[str, Any]) -> ValidationPoint:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from transformers import Qwen3Config
 from verl.utils.flops_counter import _DEVICE_FLOPS, _estimate_qwen2_flops
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.balance import (
     DEVICES,
     Assumptions,
@@ -23,7 +23,7 @@ from scalerl_verl.planning.balance import (
 from scalerl_verl.planning.shapes import find_shape
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "vllm_head.jsonl"
-ENGINES = [row for row in map(json.loads, RESULTS.read_text().splitlines()) if row["metric"] == "engine_throughput"]
+ENGINES = [row for row in read_records(RESULTS) if row["metric"] == "engine_throughput"]
 DENSE, MIXTURE = find_shape("Qwen/Qwen3-8B-Base"), find_shape("Qwen/Qwen3-30B-A3B-Base")
 MEAN = Assumptions(mean_prompt=512, mean_response=7168)
 

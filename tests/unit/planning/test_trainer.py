@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.shapes import ModelShape, find_shape, from_config
 from scalerl_verl.planning.trainer import TrainerSetup, head_bytes, layer_activation_bytes, trainer_memory
 from tests.unit.planning.test_shapes import CONFIGS
@@ -20,12 +20,12 @@ GIB = 2**30
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "fp32_head.jsonl"
 RECORDED = [
     (row["case"], row["impl"], row["peak_gib"])
-    for row in map(json.loads, RESULTS.read_text().splitlines())
+    for row in read_records(RESULTS)
     if row["impl"] in ("scalerl_verl chunked", "plain bf16 logits", "all FP32 logits")
 ]
 
 
-PLANNED = [json.loads(line) for line in RESULTS.with_name("plan.jsonl").read_text().splitlines()]
+PLANNED = read_records(RESULTS.with_name("plan.jsonl"))
 
 
 def kept_bytes(config: dict[str, Any], tokens: int) -> float:

@@ -6,7 +6,6 @@ A real trainer needs Ray and an engine: tests/e2e/test_sync.py runs one, with a 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.plugins import compute
 from scalerl_verl.plugins.training_step import AdvantageStep
 from scalerl_verl.upstream.verl import compute as patches
@@ -208,7 +208,7 @@ def test_torn_line_of_a_killed_run_is_dropped(tmp_path):
     log = tmp_path / "checkpoints" / compute.LOG_FILE
     log.write_text(log.read_text() + '{"totals": {"gpu_sec')
     start(tmp_path).train_step([True] * 3)
-    assert [json.loads(line)["totals"]["steps"] for line in log.read_text().splitlines()] == [1, 2]
+    assert [record["totals"]["steps"] for record in read_records(log)] == [1, 2]
 
 
 def test_new_run_in_an_old_folder_starts_from_nothing(tmp_path):

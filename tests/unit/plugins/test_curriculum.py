@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from scalerl_verl.curriculum import (
     ResamplingRules,
 )
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.plugins import curriculum
 from scalerl_verl.plugins.curriculum import find_sampler, record_visits, wrap_sampler
 from scalerl_verl.plugins.curriculum_settings import CLASS_PATH, find_problems, read_rules
@@ -255,7 +255,7 @@ def test_training_steps_feed_the_history_and_later_epochs_skip_what_passed(train
 def test_file_says_what_was_dropped_when_and_why(trainer: Trainer, tmp_path: Path) -> None:
     for _ in range(4):
         trainer.run_step()
-    lines = [json.loads(line) for line in (tmp_path / "drops.jsonl").read_text().splitlines()]
+    lines = read_records(tmp_path / "drops.jsonl")
     assert [line["event"] for line in lines] == ["epoch", "dropped", "dropped", "epoch"]
     assert lines[3] | {"utc": ""} == {
         "event": "epoch",
@@ -321,7 +321,7 @@ def change_of(epoch: int, *dropped: DroppedPrompt) -> EpochChange:
 
 
 def events(path: Path) -> list[tuple[int, str]]:
-    return [(line["epoch"], line["event"]) for line in map(json.loads, path.read_text().splitlines())]
+    return [(line["epoch"], line["event"]) for line in read_records(path)]
 
 
 def test_file_of_a_resumed_run_has_no_lines_of_epochs_that_did_not_happen(tmp_path: Path) -> None:
@@ -337,10 +337,10 @@ def test_file_of_a_resumed_run_has_no_lines_of_epochs_that_did_not_happen(tmp_pa
     assert events(path) == [(1, "epoch"), (2, "dropped"), (2, "epoch")]
     resumed.epoch_began(change_of(3, prompt))
     assert events(path)[-2:] == [(3, "dropped"), (3, "epoch")]
-    assert len(path.with_name("drops.jsonl.superseded").read_text().splitlines()) == 3
+    assert path.with_name("drops.jsonl.superseded").read_bytes().count(b"\n") == 3
     DropList(path, ResamplingRules(), lambda _: {}).epoch_began(change_of(1))
     assert events(path) == [(1, "epoch")], "a new run begins a new file"
-    assert len(path.with_name("drops.jsonl.superseded").read_text().splitlines()) == 8
+    assert path.with_name("drops.jsonl.superseded").read_bytes().count(b"\n") == 8
 
 
 def test_floor_and_readmission_are_listed(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_floor_and_readmission_are_listed(tmp_path: Path) -> None:
     rules = ResamplingRules(min_prompts=3, history="cumulative")
     change = EpochChange(2, (), (DroppedPrompt("b", 9, 10, 4),), ("c",), 3, 0)
     DropList(path, rules, lambda key: {"prompt": key.upper()}).epoch_began(change)
-    kept, back, _ = map(json.loads, path.read_text().splitlines())
+    kept, back, _ = read_records(path)
     assert kept["event"] == "kept_by_floor" and kept["prompt"] == "B"
     assert kept["why"] == (
         "cumulative pass rate 0.9 (9 of 10 responses) >= 0.9, but fewer than 3 prompts would be left"

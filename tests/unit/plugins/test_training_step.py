@@ -435,7 +435,7 @@ def patched_worker() -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", PATCHED_WORKER], env=environment, capture_output=True, text=True, timeout=300
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("WORKER ")]
+    lines = [line for line in done.stdout.split("\n") if line.startswith("WORKER ")]
     assert lines, done.stderr[-2000:]
     return json.loads(lines[-1].removeprefix("WORKER "))
 

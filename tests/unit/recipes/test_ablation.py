@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.resolve import compose_run
 from scalerl_verl.platform.reap import Process, start_of
 from scalerl_verl.plugins.config_checks import find_problems
@@ -172,7 +173,7 @@ def folder(tmp_path: Path, name: str) -> Path:
 
 def count(tmp_path: Path, name: str, what: str) -> int:
     path = folder(tmp_path, name) / what
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def status(tmp_path: Path, name: str) -> dict[str, Any]:
@@ -281,7 +282,7 @@ def test_results_are_what_the_curve_commands_read(sweep, queue, tmp_path: Path) 
     finish(queue(path))
     code, out = finish(queue(path, "--collect"))
     assert code == 0 and "1 finished runs of 2" in out
-    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    rows = read_records(tmp_path / "out" / "results.jsonl")
     assert [(row["name"], row["seed"], row["step"]) for row in rows] == [
         ("first", 0, 0),
         ("first", 0, 1),

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from scalerl_verl.json_lines import read_records
 from tests.recipe_modules import load_quickstart_module
 
 
@@ -46,7 +47,7 @@ def test_interrupted_run_is_resumed_and_its_metrics_are_kept(run_files: ModuleTy
     assert "resuming" in run_files.start_files(paths, False, SETTINGS)
     paths.metrics.write_text('{"step": 8, "data": {}}\n')
     run_files.merge_attempts(paths)
-    assert [json.loads(line)["step"] for line in paths.metrics.read_text().splitlines()] == list(range(9))
+    assert [record["step"] for record in read_records(paths.metrics)] == list(range(9))
 
 
 def test_run_ended_between_checkpoint_and_log_resumes_from_the_checkpoint_before(

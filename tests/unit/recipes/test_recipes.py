@@ -15,6 +15,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.cli import main
+from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.resolve import compose_run, find_recipe
 from scalerl_verl.plugins.config_checks import find_problems
 from tests.recipe_modules import RECIPES, load_quickstart_module, load_recipe_module
@@ -75,8 +76,7 @@ def test_recipe_is_pinned_and_launched_by_the_common_script(recipe: str) -> None
 
 
 def test_the_stack_is_the_one_of_the_recorded_results() -> None:
-    rows = (RECIPES.parent / "benchmarks" / "results" / "fp32_head.jsonl").read_text().splitlines()
-    versions = json.loads(rows[-1])["versions"]
+    versions = read_records(RECIPES.parent / "benchmarks" / "results" / "fp32_head.jsonl")[-1]["versions"]
     pins = dict(
         line.split("==") for line in (RECIPES / "common" / "pins-gpu.txt").read_text().split("\n") if "==" in line
     )

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of users: ends of lines inside a string, a byte order mark, blank lines, an answer of 0, any locale."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow.parquet
+import pytest
+
+from scalerl_verl.curriculum import ResamplingRules
+from scalerl_verl.curriculum.rules import DroppedPrompt
+from scalerl_verl.curriculum.sampler import EpochChange
+from scalerl_verl.json_lines import read_records, split_lines
+from scalerl_verl.plugins import machine_checks
+from scalerl_verl.plugins.drop_list import DropList
+from tests.recipe_modules import load_quickstart_module, load_recipe_module
+
+REPO = Path(__file__).resolve().parents[2]
+SOURCES = sorted(path for folder in ("scalerl_verl", "recipes", "benchmarks") for path in (REPO / folder).rglob("*.py"))
+LINE_ENDS = "one\u0085two\u2028three\u2029four\x0bfive\x0csix\x1cseven"
+ROW = json.dumps({"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "q"}], "reward_model": {}})
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def functions_of(path: Path) -> Iterator[ast.AST]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def names_called(tree: ast.AST) -> set[str]:
+    """`module.function` or `function` of every call in it, `load` of a value's method."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {node.attr for node in calls if isinstance(node, ast.Attribute)}
+    return names | {node.id for node in calls if isinstance(node, ast.Name)}
+
+
+def drop_list(folder: Path, prompt: str) -> DropList:
+    return DropList(folder / "dropped.jsonl", ResamplingRules(), lambda key: {"prompt": prompt})
+
+
+def change(epoch: int) -> EpochChange:
+    return EpochChange(epoch, (DroppedPrompt("a" * 32, 15, 16, 40),), (), (), 9, 1)
+
+
+def test_drop_list_keeps_a_prompt_with_unicode_ends_of_lines(tmp_path: Path) -> None:
+    drops = drop_list(tmp_path, LINE_ENDS)
+    drops.epoch_began(change(2))
+    drops.epoch_began(change(3))
+    drops.resumed(2)
+    assert [record.get("prompt") for record in read_records(tmp_path / "dropped.jsonl")] == [LINE_ENDS, None]
+    superseded = read_records(tmp_path / "dropped.jsonl.superseded")
+    assert [(record["epoch"], record.get("prompt")) for record in superseded] == [(3, LINE_ENDS), (3, None)]
+
+
+def test_drop_list_keeps_half_a_surrogate_pair(tmp_path: Path) -> None:
+    drop_list(tmp_path, "\ud83d").epoch_began(change(2))
+    assert read_records(tmp_path / "dropped.jsonl")[0]["prompt"] == "\ud83d"
+
+
+def test_drop_list_is_written_in_any_locale(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.faults.test_files_of_users import change, drop_list; "
+        "drops = drop_list(Path(sys.argv[1]), '\\u4f60 \\u00e9'); drops.epoch_began(change(2)); drops.resumed(2); "
+        "drops.epoch_began(change(3)); drops.resumed(2)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(
+        command, env={**os.environ, **C_LOCALE}, cwd=REPO, capture_output=True, encoding="utf-8", timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert [record.get("prompt") for record in read_records(tmp_path / "dropped.jsonl")] == ["\u4f60 \u00e9", None]
+
+
+def test_json_lines_are_cut_at_line_feeds_only() -> None:
+    assert split_lines("") == [] and split_lines("\n") == [""]
+    assert split_lines(f"{LINE_ENDS}\n\nlast") == [LINE_ENDS, "", "last"]
+
+
+def test_validation_dump_and_report_read_prompts_with_unicode_ends_of_lines(tmp_path: Path) -> None:
+    file = tmp_path / "0.jsonl"
+    file.write_text(json.dumps({"input": LINE_ENDS}, ensure_ascii=False) + "\r\n\n", encoding="utf-8-sig")
+    assert read_records(file) == [{"input": LINE_ENDS}]
+    assert load_quickstart_module("report").read_jsonl(file, "") == [{"input": LINE_ENDS}]
+
+
+def test_no_function_cuts_json_lines_by_splitlines() -> None:
+    """`read_records` and `split_lines` are there for it."""
+    found = [
+        f"{path.relative_to(REPO)} line {function.lineno}"
+        for path in [*SOURCES, *(REPO / "tests").rglob("*.py")]
+        for function in functions_of(path)
+        if {"splitlines", "loads"} <= names_called(function)
+    ]
+    assert found == []
+
+
+def opens_by_locale(call: ast.Call) -> bool:
+    """Whether a call opens a text file, or decodes the output of a program, and names no encoding."""
+    given = {keyword.arg for keyword in call.keywords}
+    if "encoding" in given:
+        return False
+    if given & {"text", "universal_newlines"}:
+        return True
+    function, first = call.func, call.args[0] if call.args else None
+    if isinstance(function, ast.Name):
+        return function.id == "open" and not any(is_mode(value) and "b" in value.value for value in call.args)
+    if not isinstance(function, ast.Attribute):
+        return False
+    if function.attr == "open":  # what is given no mode and no option is no file
+        options = bool(given & {"mode", "errors", "newline"})
+        return options or first is None or (is_mode(first) and "b" not in first.value)
+    # The package metadata's `read_text` takes the name of a file.
+    return (function.attr == "read_text" and first is None) or function.attr == "write_text"
+
+
+def is_mode(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, str) and set(value.value) <= set("rwaxbt+")
+
+
+def test_no_file_is_opened_in_the_encoding_of_the_locale() -> None:
+    found = [
+        f"{path.relative_to(REPO)} line {node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and opens_by_locale(node)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("open(name)", True),
+        ("open(name, 'a')", True),
+        ("open(name, 'rb')", False),
+        ("path.open()", True),
+        ("path.open('a+')", True),
+        ("path.open('ab')", False),
+        ("path.open(errors='replace')", True),
+        ("path.open(encoding='utf-8')", False),
+        ("path.read_text()", True),
+        ("path.write_text(text)", True),
+        ("subprocess.run(command, text=True)", True),
+        ("layout.open(device)", False),
+    ],
+)
+def test_opening_by_locale_is_seen(line: str, expected: bool) -> None:
+    (call,) = [node for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Call)]
+    assert opens_by_locale(call) is expected
+
+
+FILES = {
+    "mark": "\ufeff" + ROW + "\n" + ROW + "\n",
+    "blank": "\n\n  \n" + ROW + "\n",
+    "mark and blank": "\ufeff\n" + ROW + "\n",
+    "list": f"[{ROW},\n{ROW}]",
+    "list behind a mark": f"\ufeff[{ROW}]",
+    "over several lines": json.dumps(json.loads(ROW), indent=2) + "\n" + ROW,
+    "carriage returns": ROW + "\r\n" + ROW + "\r\n",
+}
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES)
+def test_columns_are_found_where_verl_finds_rows(tmp_path: Path, text: str) -> None:
+    import datasets
+
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text, encoding="utf-8", newline="")
+    assert machine_checks._json_columns(file) == ["data_source", "prompt", "reward_model"]
+    rows = datasets.load_dataset("json", data_files=str(file), cache_dir=str(tmp_path / "cache"))["train"]
+    assert rows[0]["data_source"] == "openai/gsm8k"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "holds no record"), ("[]", "holds no record"), ("3\n", "needs objects"), ("{", "Expecting")]
+)
+def test_file_without_a_record_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        machine_checks._json_columns(file)
+
+
+@pytest.fixture(scope="module")
+def to_parquet() -> ModuleType:
+    return load_recipe_module("common", "to_parquet")
+
+
+def truths(module: ModuleType, tmp_path: Path, text: str) -> set[str]:
+    file, out = tmp_path / "records.jsonl", tmp_path / "out"
+    file.write_text(text, encoding="utf-8", newline="")
+    assert module.main(["--out", str(out), "--held-out", "1", "--input", f"polaris={file}", "--", "polaris"]) == 0
+    rows = [
+        row for name in ("train", "test") for row in pyarrow.parquet.read_table(out / f"{name}.parquet").to_pylist()
+    ]
+    return {row["reward_model"]["ground_truth"] for row in rows}
+
+
+def test_answer_of_zero_is_an_answer(
+    to_parquet: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = ["0", "1", "false", "2.0", "0.5", '""', '" "', "null", "NaN", '"0"']
+    lines = [f'{{"problem": "number {i}?", "answer": {answer}}}\n' for i, answer in enumerate(answers)]
+    assert truths(to_parquet, tmp_path, "".join(lines)) == {"0", "1", "False", "2", "0.5"}
+    counts = json.loads(capsys.readouterr().out)["polaris"]
+    assert (counts["train"], counts["test"], counts["left_out"]) == (5, 1, 4)
+
+
+def test_records_behind_a_mark_between_blank_lines_and_with_line_ends_are_read(
+    to_parquet: ModuleType, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"problem": f"{i} {LINE_ENDS}", "answer": i}, ensure_ascii=False) for i in range(3)]
+    assert truths(to_parquet, tmp_path, "\ufeff\n" + "\r\n\n".join(lines)) == {"0", "1", "2"}
+
+
+def test_wrong_command_line_is_refused_at_once_and_nothing_is_fetched_or_written(
+    to_parquet: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_parquet, "read_records", lambda *_: pytest.fail("a source was read"))
+    file = tmp_path / "records.jsonl"
+    file.touch()
+    (tmp_path / "records.csv").touch()
+    given = ["Polaris=" + str(file), "eurus-code=" + str(file), "polaris", f"polaris={tmp_path}/records.csv"]
+    given += [f"polaris={tmp_path}/none.jsonl"]
+    options = [option for text in given for option in ("--input", text)]
+    code = to_parquet.main(["--out", str(tmp_path / "out"), "--held-out", "0", *options, "--", "polaris", "polaris"])
+    assert code == 1 and not (tmp_path / "out").exists()
+    said = capsys.readouterr().err
+    for part in (
+        "polaris is given more than once",
+        "--held-out 0: give a whole number from 1",
+        "Polaris is none of the sources given (polaris",
+        "eurus-code is none of the sources given",
+        "--input polaris: give NAME=FILE",
+        "records.csv: the file's name must end in .jsonl or .parquet",
+        "none.jsonl: the file does not exist",
+    ):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b'{"problem": 1}\n{', "a.jsonl cannot be read at or after line 2 (Expecting"),
+        ("a.jsonl", b"[1]\n", "line 1 (it is no object"),
+        ("a.jsonl", b"\xff\xfe{}", "a.jsonl cannot be read at or after line 0 ('utf-8' codec"),
+        ("a.parquet", b"PAR", "a.parquet is no Parquet file"),
+    ],
+)
+def test_file_of_another_kind_is_refused(
+    to_parquet: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, said: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    assert to_parquet.main(["--out", str(tmp_path / "out"), "--input", f"polaris={file}", "--", "polaris"]) == 1
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_program_without_a_message_or_tests_is_left_out(to_parquet: ModuleType) -> None:
+    turns = [{"role": "user", "content": "Write it."}]
+    good = {"ability": "code", "data_source": "taco", "prompt": turns, "reward_model": {"ground_truth": {"inputs": []}}}
+    assert to_parquet.code_row(good) is not None
+    for change in ({"prompt": None}, {"reward_model": None}, {"reward_model": {"ground_truth": ""}}, {"ability": None}):
+        assert to_parquet.code_row({**good, **change}) is None
