@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 _LENGTHS = {
     "truncated_fraction": "responses that ran out of tokens",
+    "clamped_fraction": "of all responses those that ended where the engine's context did, before their budget",
     "prompts_truncated_fraction": "prompts with at least one such response",
     "truncated_fraction_prompt_max": "the fraction of the prompt where it is greatest",
     "interrupted_fraction": "responses whose thinking was ended by the phrase (this and the next ones: "

@@ -30,7 +30,8 @@ class Responses:
             [R] bool.
         num_sampled_R: tokens that the policy sampled and that train (mask 1), over all outputs, [R] int64.
         length_R: tokens of the last output, injected ones and those of tools included, [R] int64.
-        at_limit_R: the last output has ``max_length`` tokens: it was cut, or ended right there, [R] bool.
+        at_limit_R: the last output has ``max_length`` tokens or fills the engine's context: it was cut, or ended right
+            there, [R] bool.
         max_length: ``data.max_response_length``, tokens.
         prompt_ids_R: id of the prompt of each response: equal ids are one group.
         extra_fields_R: what the agent loop recorded of the last output (``AgentLoopOutput.extra_fields``).

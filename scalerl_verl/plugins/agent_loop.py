@@ -24,6 +24,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from scalerl_verl.errors import PatchError, RewardError, ScaleRLConfigError
 from scalerl_verl.pipeline.versions import merge_runs, truncate_runs
+from scalerl_verl.plugins.context import engine_context
 from scalerl_verl.plugins.interruption_settings import LOOP_NAME, asks_for_interruption, make_script, read_settings
 from scalerl_verl.plugins.passing import judge, reward_infos
 from scalerl_verl.rollout.budgets import Budgets, InterruptionSettings, resolve_budgets
@@ -33,6 +34,7 @@ from scalerl_verl.upstream.registry import require_active, require_checked_run
 
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 _ABORTED = ("aborted", "abort")
+_LENGTH = "length"
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,12 @@ class ResponseContext:
     Args:
         validation: it belongs to a validation.
         stop_ids: token ids that end a turn, besides the tokenizer's.
+        max_model_len: tokens of prompt and response that the engine holds; None if unknown.
     """
 
     validation: bool
     stop_ids: frozenset[int]
+    max_model_len: int | None = None
 
 
 _context: contextvars.ContextVar[ResponseContext | None] = contextvars.ContextVar("scalerl_response", default=None)
@@ -55,7 +59,8 @@ _context: contextvars.ContextVar[ResponseContext | None] = contextvars.ContextVa
 def response_context(worker: Any, trajectory: Mapping[str, Any]) -> Iterator[None]:
     """Tell the loop about the response that ``worker`` is about to run (each runs in an asyncio task of its own)."""
     ends = getattr(getattr(worker.model_config, "generation_config", None), "eos_token_id", None)
-    found = ResponseContext(bool(trajectory["validate"]), frozenset(_as_ids(ends)))
+    room = engine_context(getattr(worker, "config", None), getattr(worker.model_config, "hf_config", None))
+    found = ResponseContext(bool(trajectory["validate"]), frozenset(_as_ids(ends)), room)
     token = _context.set(found)
     try:
         yield
@@ -165,6 +170,7 @@ class ForcedInterruptionLoop(SingleTurnAgentLoop):
             session=int(kwargs.get("session_id", 0)),
             stop_ids=self._stop_ids(sampling_params, context),
             decode=script.decode,
+            max_model_len=context.max_model_len,
         )
         self.server_manager = client
         output = await super().run(sampling_params, priority=priority, **kwargs)
@@ -197,6 +203,8 @@ class InterruptingClient:
         session: number of the response among those to its prompt.
         stop_ids: token ids at which the engine ends a response.
         decode: token ids -> text, to find stop strings.
+        max_model_len: tokens of prompt and response that the engine holds; None if unknown. verl's server cuts a limit
+            that does not fit into them, and refuses a prompt that leaves no room.
     """
 
     def __init__(
@@ -209,10 +217,11 @@ class InterruptingClient:
         session: int,
         stop_ids: Collection[int],
         decode: Any,
+        max_model_len: int | None = None,
     ) -> None:
         self._client, self._script, self._budgets = client, script, budgets
         self._seed, self._session = seed, session
-        self._stop_ids, self._decode = stop_ids, decode
+        self._stop_ids, self._decode, self._max_model_len = stop_ids, decode, max_model_len
         self.response: InterruptedResponse | None = None
 
     async def generate(
@@ -238,6 +247,10 @@ class InterruptingClient:
         continued = cached = 0
         while (limit := response.next_limit()) is not None:
             prefix = prompt_ids + response.token_ids
+            room = limit if self._max_model_len is None else self._max_model_len - len(prefix)
+            if room < 1 and outputs:
+                response.clamp()
+                break
             output = await self._client.generate(
                 request_id, prompt_ids=prefix, sampling_params={**params, "max_tokens": limit}, **kwargs
             )
@@ -248,15 +261,20 @@ class InterruptingClient:
             sampled = [] if response.phrase_span else response.token_ids
             size = self._find_stop_across(sampled, output.token_ids, params)
             ids = output.token_ids[:size]
-            stopped = size is not None or output.stop_reason in _ABORTED or self._has_stopped(ids, limit, params)
+            stopped = size is not None or output.stop_reason in _ABORTED or self._shows_stop(ids, params)
             # An aborted request may hold nothing at all.
             log_probs = (output.log_probs or [])[:size] if params.get("logprobs") else None
-            response.add(ids, log_probs, stopped)
+            is_short = len(ids) < limit
+            response.add(ids, log_probs, stopped or is_short)
+            if is_short and not stopped and (len(ids) >= room or output.stop_reason == _LENGTH):
+                response.clamp()
         return _merge(outputs, response, params, response.record(continued, cached).as_dict())
 
-    def _has_stopped(self, token_ids: Sequence[int], limit: int, params: Mapping[str, Any]) -> bool:
-        """Whether the engine ended by itself: verl reports the same reason for that and for the limit."""
-        if len(token_ids) < limit or token_ids[-1] in self._stop_ids:
+    def _shows_stop(self, token_ids: Sequence[int], params: Mapping[str, Any]) -> bool:
+        """Whether the tokens say why the engine ended: verl reports the same reason for a stop and for a limit."""
+        if not token_ids:
+            return False
+        if token_ids[-1] in self._stop_ids:
             return True
         stops = _stop_strings(params)
         if not stops:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import FOR_ANY_ESTIMATOR, OWN_KEYS, near_misses, select
 from scalerl_verl.plugins import (
+    context,
     curriculum_settings,
     head_settings,
     interruption_settings,
@@ -294,6 +295,7 @@ _CHECKS: tuple[Check, ...] = (
     _prompt_mean,
     curriculum_settings.find_problems,
     interruption_settings.find_problems,
+    context.find_problems,
     pipeline_checks.find_problems,
     head_settings.find_problems,
     _cpu,

@@ -96,18 +96,6 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             f"{_ROLLOUT}.enable_prefix_caching=False: every interrupted response would be prefilled a second time; set "
             "it True"
         )
-    yield from _room(config)
-
-
-def _room(config: DictConfig) -> Iterator[str]:
-    prompt, response = (select(config, f"{_ROLLOUT}.{key}") for key in ("prompt_length", "response_length"))
-    for key in (f"{_ROLLOUT}.max_model_len", f"{_ROLLOUT}.engine_kwargs.vllm.max_model_len"):
-        limit = select(config, key)
-        if limit is not None and int(limit) < int(prompt) + int(response):
-            yield (
-                f"{key}={limit} is less than data.max_prompt_length + data.max_response_length = "
-                f"{int(prompt) + int(response)}: the engine would cut responses before their budgets end; raise it"
-            )
 
 
 def make_script(tokenizer: Any, settings: InterruptionSettings) -> ThinkingScript:

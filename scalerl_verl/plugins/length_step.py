@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.advantages.sessions import index_sessions
 from scalerl_verl.errors import PatchError, TruncationError
+from scalerl_verl.plugins.context import engine_context, fills_context, is_at_limit, read_hf_config, warn_of_clamps
 from scalerl_verl.plugins.interruption_settings import ALARM_SECTION, asks_for_interruption, read_alarm
 from scalerl_verl.plugins.reward_shaping import SECTION as SHAPING_SECTION
 from scalerl_verl.plugins.reward_shaping import read_extra_fields
@@ -88,19 +89,22 @@ class BatchLengths:
         rows: row of the last output of each, in the order of the batch; padding rows are no responses.
         prompt_ids: of each.
         truncated_R: which ran out of tokens, [R] bool.
+        clamped_R: of these, which the engine had no more room for, [R] bool.
         records: of each, see `LengthRecord`; None where another loop made it.
     """
 
     rows: list[int]
     prompt_ids: list[str]
     truncated_R: NDArray[np.bool_]
+    clamped_R: NDArray[np.bool_]
     records: list[Any]
 
 
 def read_lengths(config: DictConfig, batch: Any) -> BatchLengths:
     """Look into a batch of verl (KVBatchMeta: keys and tags of the rows).
 
-    A response of another agent loop has no record: it counts as truncated if it has the greatest length allowed.
+    A response of another agent loop has no record: it counts as truncated if it has the greatest length allowed, or
+    fills the engine's context.
     """
     # One whose tokens are all masked is a response: it may be nothing but cut.
     rows = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
@@ -110,23 +114,38 @@ def read_lengths(config: DictConfig, batch: Any) -> BatchLengths:
         fields = read_extra_fields(batch)
     records = [fields[row].get(RECORD_KEY) for row in finals]
     max_length = int(config.data.max_response_length)
+    room = engine_context(config, read_hf_config(config))
+    tags = [batch.tags[row] for row in finals]
     truncated = [
-        bool(record["truncated"]) if record else int(batch.tags[row]["response_len"]) >= max_length
-        for row, record in zip(finals, records, strict=True)
+        bool(record["truncated"]) if record else is_at_limit(tag, max_length, room)
+        for tag, record in zip(tags, records, strict=True)
     ]
+    clamped = [
+        bool(record.get("clamped")) if record else int(tag["response_len"]) < max_length and fills_context(tag, room)
+        for tag, record in zip(tags, records, strict=True)
+    ]
+    warn_of_clamps(sum(clamped), room, max_length)
     return BatchLengths(
         rows=finals,
         prompt_ids=[batch.keys[row].rsplit("_", 2)[0] for row in finals],
         truncated_R=np.array(truncated, dtype=np.bool_),
+        clamped_R=np.array(clamped, dtype=np.bool_),
         records=records,
     )
 
 
 def _summarize(
-    truncated_R: NDArray[np.bool_], prompt_ids: Sequence[str], records: Sequence[Any], rewards_R: NDArray[np.float64]
+    truncated_R: NDArray[np.bool_],
+    clamped_R: NDArray[np.bool_],
+    prompt_ids: Sequence[str],
+    records: Sequence[Any],
+    rewards_R: NDArray[np.float64],
 ) -> dict[str, float]:
     recorded = [index for index, record in enumerate(records) if record]
-    return summarize_truncation(truncated_R, prompt_ids) | summarize_records(
+    found = summarize_truncation(truncated_R, prompt_ids)
+    if clamped_R.size:
+        found["clamped_fraction"] = float(clamped_R.mean())
+    return found | summarize_records(
         [records[index] for index in recorded], rewards_R[np.array(recorded, dtype=np.int64)]
     )
 
@@ -148,7 +167,7 @@ def record_lengths(trainer: Any, batch: Any, step: AdvantageStep) -> None:
         raise PatchError("no rewards were seen in this training step: verl computed the advantages in another way")
     lengths = read_lengths(trainer.config, batch)
     rewards_R = step.rewards_B[np.array(lengths.rows, dtype=np.int64)]
-    found = _summarize(lengths.truncated_R, lengths.prompt_ids, lengths.records, rewards_R)
+    found = _summarize(lengths.truncated_R, lengths.clamped_R, lengths.prompt_ids, lengths.records, rewards_R)
     alarm = alarm_of(trainer)
     is_new = alarm.observe(int(lengths.truncated_R.sum()), lengths.truncated_R.size)
     found |= {"truncated_window_fraction": alarm.fraction, "truncation_alarm_max": float(alarm.raised)}
@@ -187,6 +206,7 @@ class ValidationLengths:
             raise PatchError(f"a validation sampled {len(records)} responses and scored {scored}: verl's has changed")
         found = _summarize(
             np.concatenate([batch.truncated_R for batch in self.batches]),
+            np.concatenate([batch.clamped_R for batch in self.batches]),
             [prompt for batch in self.batches for prompt in batch.prompt_ids],
             records,
             np.array(self.rewards, dtype=np.float64),

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from scalerl_verl.names import select
-from scalerl_verl.plugins import interruption_settings
+from scalerl_verl.plugins import context, interruption_settings
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.verl.weight_sync import sync_timeout_s
 
@@ -69,6 +69,7 @@ def find_problems(config: DictConfig) -> list[str]:
         # With a Ray client everything but this driver, files included, is on the cluster.
         problems += [*_model(config), *_data(config), *_reward(config)]
         problems += interruption_settings.find_model_problems(config)
+        problems += context.find_model_problems(config)
     if address == "local":
         problems += [*_ports(config), *_memory(config)]
     return problems

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.advantages import Sessions
 from scalerl_verl.advantages.reward_shaping import Responses, RewardShaping, make_reward_shapings, shape_rewards
+from scalerl_verl.plugins.context import is_at_limit
 from scalerl_verl.plugins.rows import count_tokens, sum_rows
 from scalerl_verl.rollout import length_penalty  # noqa: F401 - registers length_penalty and exclude_truncated
 
@@ -44,6 +45,7 @@ def shape_batch(
     max_length: int,
     passed_B: NDArray[np.bool_],
     extra_fields: Sequence[Mapping[str, Any]],
+    context: int | None = None,
 ) -> NDArray[np.bool_]:
     """Replace the rewards in ``data`` and say which rows train.
 
@@ -58,6 +60,7 @@ def shape_batch(
         max_length: ``data.max_response_length``, tokens.
         passed_B: whether each row passed, by what the reward function gave, [B] bool.
         extra_fields: what the agent loop recorded of each row.
+        context: tokens of prompt and response that the engine holds; None if unknown.
 
     Returns:
         False for rows that a shaping leaves out, [B] bool.
@@ -76,7 +79,7 @@ def shape_batch(
             passed_R=passed_B[final_R],
             num_sampled_R=sessions.sum_rows(num_tokens_B)[chosen_S].astype(np.int64),
             length_R=length_B[final_R],
-            at_limit_R=length_B[final_R] >= max_length,
+            at_limit_R=np.array([is_at_limit(batch.tags[row], max_length, context) for row in final_R], dtype=np.bool_),
             max_length=max_length,
             prompt_ids_R=[str(data.non_tensor_batch["uid"][row]) for row in final_R.tolist()],
             extra_fields_R=[extra_fields[row] for row in final_R.tolist()],

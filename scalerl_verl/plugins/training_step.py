@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from scalerl_verl.advantages import AdvantageResult, Sessions, index_sessions, row_weights
 from scalerl_verl.advantages.reward_shaping import RewardShaping
+from scalerl_verl.plugins.context import engine_context, read_hf_config
 from scalerl_verl.plugins.passing import judge, reward_infos
 from scalerl_verl.plugins.reward_shaping import read_extra_fields, shape_batch
 from scalerl_verl.plugins.rows import count_tokens, sum_rows
@@ -201,6 +202,7 @@ def prepare_rows(data: Any, batch_keys: Sequence[str]) -> None:
             step.max_response_length,
             step.judge_rows(scores_B),
             step.extra_fields(),
+            engine_context(step.config, read_hf_config(step.config)),
         )
         step.left_out_B = ~trains_B
         step.metrics["scalerl/data/rows_left_out_sum"] = int(step.left_out_B.sum())

@@ -30,6 +30,7 @@ class LengthRecord:
         outcome: ``natural``: it closed its thinking itself; ``interrupted``; ``unclosed``: it ended inside its
             thinking; ``no_thinking``: it opened none.
         truncated: it ran out of tokens before it ended.
+        clamped: the engine had no room for the budget that it ran out of.
         thinking_tokens: sampled tokens up to the end marker, or all before the phrase.
         answer_tokens: sampled tokens after that.
         injected_tokens: tokens of the phrase.
@@ -46,6 +47,7 @@ class LengthRecord:
     thinking_budget: int
     continued_tokens: int = 0
     cached_tokens: int = 0
+    clamped: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,6 +80,7 @@ class InterruptedResponse:
     _done: bool = False
     _truncated: bool = False
     _looked_late: bool = False
+    _clamped: bool = False
 
     def __post_init__(self) -> None:
         self._grace_left = self.budgets.grace
@@ -94,6 +97,11 @@ class InterruptedResponse:
     def next_limit(self) -> int | None:
         """Tokens to ask the engine for, to continue prompt and ``token_ids``; None: the response is complete."""
         return None if self._done else self._limit
+
+    def clamp(self) -> None:
+        """End it here: the engine has no room for another token."""
+        self._clamped = True
+        self._end_truncated()
 
     def add(self, token_ids: Sequence[int], log_probs: Sequence[float] | None, stopped: bool) -> None:
         """Take what the engine sampled.
@@ -139,6 +147,7 @@ class InterruptedResponse:
             thinking_budget=self.thinking_budget,
             continued_tokens=continued_tokens,
             cached_tokens=cached_tokens,
+            clamped=self._clamped,
         )
 
     def _left(self) -> int:

@@ -105,6 +105,7 @@ def test_metrics_of_a_step(estimator: str) -> None:
     found = run_step(Trainer(estimator=estimator))
     assert found == {
         "truncated_fraction": 0.5,
+        "clamped_fraction": 0.0,
         "prompts_truncated_fraction": 1.0,
         "truncated_fraction_prompt_max": 0.5,
         "interrupted_fraction": pytest.approx(2 / 3),

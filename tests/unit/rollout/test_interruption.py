@@ -83,6 +83,7 @@ def test_unclosed_thinking_gets_the_phrase_at_its_budget_and_then_answers() -> N
         "thinking_budget": 8,
         "continued_tokens": len(PROMPT) + 17,
         "cached_tokens": (len(PROMPT) + 17) // 4 * 4,
+        "clamped": False,
     }
     assert engine.asked == [(0, 8), (17, 4)]
 
