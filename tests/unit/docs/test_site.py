@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import scalerl_verl
-from scalerl_verl import metrics
-from scalerl_verl.plugins import curriculum_settings, names
+from scalerl_verl import metrics, names
+from scalerl_verl.plugins import curriculum_settings
 from tests.recipe_modules import REPO
 from tests.unit.docs.test_commands import PAGES
 
