@@ -17,10 +17,7 @@ from typing import Any
 
 import torch
 
-SEGMENT_BYTES = 64 << 20
-"""Size of a piece of the buffer: at most so much of it stays unused at its end, and a larger weight has its own."""
-ALIGNMENT = 256
-"""Bytes; a view has to be aligned to its dtype, and copies are fastest at addresses of whole cache lines."""
+from scalerl_verl.pipeline.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -33,10 +30,14 @@ class Place:
     segment: int
     offset: int
 
+    @property
+    def end(self) -> int:
+        """Where it ends in its piece, bytes."""
+        return self.offset + self.shape.numel() * self.dtype.itemsize
+
     def view(self, segments: Sequence[torch.Tensor]) -> torch.Tensor:
         """The weight, in the memory of ``segments``."""
-        num_bytes = self.shape.numel() * self.dtype.itemsize
-        return segments[self.segment][self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
+        return segments[self.segment][self.offset : self.end].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class StagingBuffer:
 
     def __init__(self, on_device: bool) -> None:
         self._on_device = on_device
+        self._pieces = Pieces()
         self._segments: list[torch.Tensor] = []
         self._openers: list[Callable[[torch.device], torch.Tensor]] = []
         self._places: list[Place] = []
-        self._used: list[int] = []
         self._next = 0
         self._layout = b""
         self.layout_id = ""
@@ -98,23 +99,23 @@ class StagingBuffer:
             self._layout = pickle.dumps(Layout(tuple(self._openers), tuple(self._places)))
         return self._layout
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all memory that was allocated."""
+        return sum(segment.numel() for segment in self._segments)
+
     def _forget_from(self, index: int) -> None:
         if index == len(self._places):
             return
         del self._places[index:]
+        self._pieces.keep((place.segment, place.end) for place in self._places)
         self.layout_id = ""
 
     def _allocate(self, name: str, weight: torch.Tensor) -> Place:
         self.layout_id = ""
-        segment, offset = 0, 0
-        if self._places:
-            last = self._places[-1]
-            segment, offset = last.segment, last.offset + last.shape.numel() * last.dtype.itemsize
-            offset = -(-offset // ALIGNMENT) * ALIGNMENT
-        while segment < len(self._segments) and offset + weight.nbytes > self._segments[segment].numel():
-            segment, offset = segment + 1, 0
-        if segment == len(self._segments):
-            memory, opener = self._new_segment(max(SEGMENT_BYTES, weight.nbytes), weight.device)
+        segment, offset = self._pieces.place(weight.nbytes)
+        while len(self._segments) <= segment:
+            memory, opener = self._new_segment(self._pieces.sizes[len(self._segments)], weight.device)
             self._segments.append(memory)
             self._openers.append(opener)
         return Place(name, weight.dtype, weight.shape, segment, offset)

@@ -17,6 +17,7 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import NonTensorData
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
@@ -43,6 +44,12 @@ class PPOTrainerPipelineRL(PPOTrainer):
         self._wait_s = 0.0
         self._step_ended_at: float | None = None
         super().__init__(config)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        from scalerl_verl.pipeline.sending import SendingWorker
+
+        self.role_worker_mapping[Role.Actor] = ray.remote(SendingWorker)
 
     def _build_replay_buffer(self) -> Any:
         from scalerl_verl.pipeline.buffer import PipelineReplayBuffer

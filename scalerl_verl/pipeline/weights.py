@@ -18,6 +18,7 @@ from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup
 from verl.utils.ray_utils import auto_await
 
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError
+from scalerl_verl.names import GLOO
 from scalerl_verl.pipeline.failures import as_coroutine
 from scalerl_verl.pipeline.settings import PipelineSettings
 from scalerl_verl.pipeline.staging import StagingBuffer
@@ -36,17 +37,24 @@ class StagingWorker(CheckpointEngineWorker):
     async def stage_weights(self, staging: str, known: frozenset[str], global_steps: int) -> tuple[str, bytes]:
         """Receive all weights into memory that vLLM's worker shares.
 
+        Every rank of an engine receives all weights. On the device each keeps them for itself; in host memory the
+        first rank keeps them for all.
+
         Args:
             staging: ``device`` or ``host``.
             known: ids of layouts that vLLM's workers have.
             global_steps: the version.
 
         Returns:
-            Id of the layout, and the layout itself unless its id is in ``known``.
+            Id of the layout, and the layout itself unless its id is in ``known``; nothing of a rank that kept none.
 
         Raises:
             WeightSyncError: they do not fit beside vLLM.
         """
+        if staging == "host" and self.server_adapter.rollout_rank > 0:
+            async for _ in self.checkpoint_engine.receive_weights(global_steps=global_steps):
+                pass
+            return "", b""
         if self._staging is None:
             self._staging = StagingBuffer(on_device=staging == "device")
         self._staging.begin()
@@ -56,7 +64,8 @@ class StagingWorker(CheckpointEngineWorker):
         except torch.cuda.OutOfMemoryError as error:
             raise WeightSyncError(
                 "a second copy of the model does not fit on the generator's device beside vLLM: lower "
-                "actor_rollout_ref.rollout.gpu_memory_utilization, or set trainer.v1.pipeline_rl.staging=host (or none)"
+                "actor_rollout_ref.rollout.gpu_memory_utilization, or set trainer.v1.pipeline_rl.staging=host (or "
+                "none); scalerl plan says how much it takes"
             ) from error
         layout = self._staging.finish()
         return self._staging.layout_id, b"" if self._staging.layout_id in known else layout
@@ -83,6 +92,8 @@ class WeightUpdater(CheckpointEngineManager):
     ) -> None:
         super().__init__(config=config, actor_wg=actor_wg, replicas=list(replicas))
         self._settings = settings
+        # gloo delivers into host memory, whatever is asked for.
+        self._staging = "host" if self.backend == GLOO and settings.staging == "device" else settings.staging
         self._on_lost = on_lost
         self._rollout: Any = None  # verl's worker group over all generators, while their process group stands
         self._layouts: set[str] = set()  # of staged weights, known to the generators they belong to
@@ -133,7 +144,7 @@ class WeightUpdater(CheckpointEngineManager):
             updates = [{**update, "swap_s": transfer_s} for update in updates]
         else:
             known = frozenset(self._layouts)
-            receiving = self._rollout.stage_weights(self._settings.staging, known, global_steps=version)
+            receiving = self._rollout.stage_weights(self._staging, known, global_steps=version)
             sent, staged = await self._transfer(receiving, version)
             transfer_s = time.perf_counter() - started
             by_worker = iter(staged)
@@ -223,9 +234,10 @@ class WeightUpdater(CheckpointEngineManager):
         return [task.result() for task in tasks]
 
     async def _swap(self, replica: Any, version: int, staged: list[tuple[str, bytes]]) -> dict[str, float]:
-        layouts = [layout for _, layout in staged]
+        first = staged[0][1]
+        layouts = [layout if layout_id else first for layout_id, layout in staged]
         update = dict(await replica.servers[0].swap.remote(version, layouts, self._settings.recomputes))
-        self._layouts |= {layout_id for layout_id, _ in staged}
+        self._layouts |= {layout_id for layout_id, _ in staged if layout_id}
         return update
 
     async def _finish(self, replica: Any, version: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from scalerl_verl.planning.layout import RunLayout
 from scalerl_verl.planning.shapes import ModelShape
+from scalerl_verl.planning.transfer import bucket_problem, largest_sent
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -15,7 +16,9 @@ _SP = f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
 
 def find_problems(layout: RunLayout, shape: ModelShape) -> list[str]:
     """Everything that does not divide or does not fit in length, each with what to change."""
-    return [*_batches(layout), *_parallel(layout, shape), *_engines(layout, shape), *_lengths(layout, shape)]
+    problems = [*_batches(layout), *_parallel(layout, shape), *_engines(layout, shape), *_lengths(layout, shape)]
+    bucket = bucket_problem(layout.generator.transfer, largest_sent(shape))
+    return problems + ([bucket] if bucket else [])
 
 
 def _batches(layout: RunLayout) -> Iterator[str]:

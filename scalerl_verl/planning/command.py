@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from scalerl_verl.planning.layout import RunLayout
     from scalerl_verl.planning.plan import Plan
 
+_POSITIVE = (
+    "gpus",
+    "trainer_gpus",
+    "generator_gpus",
+    "gpu_memory_gib",
+    "node_memory_gib",
+    "mean_prompt",
+    "mean_response",
+)
 FITS, WRONG, REFUSED = 0, 1, 3
 EPILOG = """exit codes: 0 the run fits; 1 the recipe or an argument is wrong; 2 usage; 3 it does not fit, with numbers
 and what to change.
@@ -39,6 +48,7 @@ def add_plan(commands: Any) -> None:
     )
     parser.add_argument("--gpus", type=int, help="GPUs of the cluster (default: as many as the run takes)")
     parser.add_argument("--gpu-memory-gib", type=float, default=80.0, help="memory of one (default 80)")
+    parser.add_argument("--node-memory-gib", type=float, help="host memory of a node (default: any amount)")
     parser.add_argument(
         "--device", default="h100", help="a100, h100, h200, b200 or gb200 (default h100): for times only"
     )
@@ -74,7 +84,7 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
         ScaleRLConfigError: a wrong argument, recipe or config.
     """
     from scalerl_verl.planning.balance import DEVICES, Assumptions
-    from scalerl_verl.planning.layout import read_layout
+    from scalerl_verl.planning.layout import GIB, read_layout
     from scalerl_verl.planning.plan import make_plan, with_gpus
     from scalerl_verl.planning.resolve import compose_run
 
@@ -102,13 +112,14 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
         training_efficiency=arguments.training_efficiency,
         decode_efficiency=arguments.decode_efficiency,
     )
-    return make_plan(shape, layout, arguments.gpus or wanted, arguments.device, mean)
+    node_bytes = None if arguments.node_memory_gib is None else arguments.node_memory_gib * GIB
+    return make_plan(shape, layout, arguments.gpus or wanted, arguments.device, mean, node_bytes)
 
 
 def _check_arguments(arguments: argparse.Namespace, devices: list[str]) -> None:
     problems = [
         f"--{name.replace('_', '-')}={value}: give a number above 0"
-        for name in ("gpus", "trainer_gpus", "generator_gpus", "gpu_memory_gib", "mean_prompt", "mean_response")
+        for name in _POSITIVE
         if (value := getattr(arguments, name)) is not None and not 0 < value < math.inf
     ]
     if arguments.reserve_gib is not None and not 0 <= arguments.reserve_gib < math.inf:

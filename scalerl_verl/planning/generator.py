@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from scalerl_verl.planning.shapes import ModelShape
+from scalerl_verl.planning.transfer import NO_TRANSFER, Transfer, largest_sent, staged_bytes
 
 FP32 = 4
 
@@ -29,8 +30,7 @@ class GeneratorSetup:
         max_model_len: tokens of the longest sequence.
         max_num_seqs: sequences of one step at most.
         max_num_batched_tokens: tokens of one step at most.
-        staged_copy: whether a second copy of the weights waits on the GPU (``pipeline_rl.staging=device``).
-        bucket_bytes: of one buffer of the weight transfer; two exist where weights come from other GPUs.
+        transfer: how new weights arrive.
         reserve_bytes: CUDA context, graphs and workspaces.
     """
 
@@ -44,20 +44,25 @@ class GeneratorSetup:
     weight_bytes: int = 2
     kv_bytes: int = 2
     block_tokens: int = 16
-    staged_copy: bool = False
-    bucket_bytes: float = 0.0
+    transfer: Transfer = NO_TRANSFER
     reserve_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class GeneratorMemory:
-    """Bytes on one GPU that generates, and how many sequences of the greatest length its engine holds."""
+    """Bytes on one GPU that generates, and how many sequences of the greatest length its engine holds.
+
+    ``staged`` and ``buffers`` lie beside vLLM's share: the whole model on every GPU of an engine, as each receives it
+    whole. ``host`` is one engine's copy in page-locked memory of its node.
+    """
 
     budget: float
     weights: float
     profile: float
     reserve: float
-    outside: float
+    staged: float
+    buffers: float
+    host: float
     block: int
     num_blocks: int
     block_tokens: int
@@ -79,6 +84,16 @@ class GeneratorMemory:
         return self.num_blocks / self.blocks_per_sequence
 
     @property
+    def outside(self) -> float:
+        """What a weight update needs beside vLLM's share."""
+        return self.staged + self.buffers
+
+    @property
+    def least(self) -> float:
+        """The smallest share that holds one sequence of the greatest length."""
+        return self.weights + self.profile + self.reserve + self.blocks_per_sequence * self.block
+
+    @property
     def peak(self) -> float:
         """All that a weight update finds on the GPU."""
         return self.budget + self.outside
@@ -96,6 +111,13 @@ def sharded_params(shape: ModelShape, tensor_parallel: int, expert_parallel: int
     return (shape.num_params - experts) / tensor_parallel + experts / max(tensor_parallel, expert_parallel)
 
 
+def _buffers(shape: ModelShape, transfer: Transfer) -> float:
+    """The buffers of the transfer, and the weight that is put together beside them if it is larger than one."""
+    largest = largest_sent(shape) * transfer.sent_bytes
+    merged = largest if transfer.merges and largest > transfer.bucket_bytes else 0.0
+    return transfer.generator_buckets * transfer.bucket_bytes + merged
+
+
 def generator_memory(shape: ModelShape, setup: GeneratorSetup) -> GeneratorMemory:
     """Estimate the memory of one GPU that generates.
 
@@ -111,12 +133,15 @@ def generator_memory(shape: ModelShape, setup: GeneratorSetup) -> GeneratorMemor
     budget = setup.utilization * setup.gpu_bytes
     block = kv_block_bytes(shape, setup.tensor_parallel, setup.kv_bytes, setup.block_tokens)
     left = budget - weights - profile - setup.reserve_bytes
+    staged = staged_bytes(shape, setup.transfer)
     return GeneratorMemory(
         budget=budget,
         weights=weights,
         profile=profile,
         reserve=setup.reserve_bytes,
-        outside=(weights if setup.staged_copy else 0.0) + 2 * setup.bucket_bytes,
+        staged=staged if setup.transfer.staging == "device" else 0.0,
+        buffers=_buffers(shape, setup.transfer),
+        host=staged if setup.transfer.staging == "host" else 0.0,
         block=block,
         num_blocks=max(math.floor(left / block), 0),
         block_tokens=setup.block_tokens,

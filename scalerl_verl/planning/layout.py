@@ -14,11 +14,9 @@ from scalerl_verl.pipeline.settings import PipelineSettings
 from scalerl_verl.planning.generator import GeneratorSetup
 from scalerl_verl.planning.shapes import ModelShape
 from scalerl_verl.planning.trainer import TrainerSetup
+from scalerl_verl.planning.transfer import BYTES, SEPARATE, Transfer, read_transfer
 
 GIB = 2**30
-SEPARATE = ("separate_async", "pipeline_rl")
-"""Trainer modes with GPUs that only generate."""
-BYTES = {"fp32": 4, "float32": 4, "float": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2}
 _ACTOR = "actor_rollout_ref.actor"
 _FSDP = f"{_ACTOR}.fsdp_config"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -43,6 +41,7 @@ class RunLayout:
     request_timeout_s: float
     sequence_parallel: int
     fsdp_size: int
+    node_gpus: int
     dynamic_batches: bool
     micro_batch: int
     token_budget: int
@@ -73,6 +72,11 @@ class RunLayout:
         """GPUs of one generating engine."""
         return self.generator.tensor_parallel * self.data_parallel
 
+    @property
+    def engines_per_node(self) -> int:
+        """Engines on one node that generates, those that begin there."""
+        return max(min(self.node_gpus, self.generator_gpus) // self.gpus_per_engine, 1)
+
 
 def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_gib: float) -> RunLayout:
     """Read a composed config.
@@ -101,6 +105,8 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
     tokens = budget if dynamic else -(-max(micro, 1) * (max_prompt + max_response) // sequence_parallel)
     max_model_len = int(_vllm(config, "max_model_len", "max_model_len", shape.max_positions))
     fsdp_size = int(select(config, f"{_FSDP}.fsdp_size", -1))
+    node_gpus = int(select(config, f"{_ROLLOUT if separate else 'trainer'}.n_gpus_per_node", 1))
+    transfer = read_transfer(config)
     return RunLayout(
         mode=mode,
         shares_gpus=not separate or bool(select(config, "actor_rollout_ref.hybrid_engine", True)),
@@ -118,6 +124,7 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
         ),
         sequence_parallel=sequence_parallel,
         fsdp_size=fsdp_size,
+        node_gpus=node_gpus,
         dynamic_batches=dynamic,
         micro_batch=micro,
         token_budget=budget,
@@ -130,9 +137,9 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
             tokens,
             max_prompt + max_response,
             num_shards(trainer_gpus, fsdp_size),
-            _bucket_bytes(config, mode),
+            transfer,
         ),
-        generator=_generator_setup(config, mode, gpu_gib * GIB, reserve_gib * GIB, max_model_len),
+        generator=_generator_setup(config, transfer, gpu_gib * GIB, reserve_gib * GIB, max_model_len),
     )
 
 
@@ -168,13 +175,7 @@ def _bytes(path: str, name: Any) -> int:
     return BYTES[text]
 
 
-def _bucket_bytes(config: DictConfig, mode: str) -> float:
-    """One buffer of the weight transfer between GPUs; within a GPU weights go through shared memory."""
-    megabytes = int(select(config, f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", 2048))
-    return float(megabytes * 2**20) if mode in SEPARATE else 0.0
-
-
-def _trainer_setup(config: DictConfig, tokens: int, longest: int, shards: int, bucket: float) -> TrainerSetup:
+def _trainer_setup(config: DictConfig, tokens: int, longest: int, shards: int, transfer: Transfer) -> TrainerSetup:
     mixed = f"{_FSDP}.mixed_precision"
     return TrainerSetup(
         num_shards=shards,
@@ -187,15 +188,15 @@ def _trainer_setup(config: DictConfig, tokens: int, longest: int, shards: int, b
         reshard=bool(select(config, f"{_FSDP}.reshard_after_forward", True)),
         defer_sync=bool(select(config, f"{_FSDP}.use_no_sync_for_gradient_accumulation", False)),
         cpu_offload=bool(select(config, f"{_FSDP}.offload_policy", False)),
-        bucket_bytes=bucket,
+        transfer=transfer,
         padded_length=0 if select(config, f"{_MODEL}.use_remove_padding", True) else longest,
     )
 
 
 def _generator_setup(
-    config: DictConfig, mode: str, gpu_bytes: float, reserve_bytes: float, max_model_len: int
+    config: DictConfig, transfer: Transfer, gpu_bytes: float, reserve_bytes: float, max_model_len: int
 ) -> GeneratorSetup:
-    weight_bytes = _bytes(f"{_ROLLOUT}.dtype", select(config, f"{_ROLLOUT}.dtype", "bfloat16"))
+    weight_bytes = _bytes(f"{_ROLLOUT}.dtype", _vllm(config, "dtype", "dtype", "bfloat16"))
     cache = str(select(config, f"{_ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype", "auto"))
     return GeneratorSetup(
         gpu_bytes=gpu_bytes,
@@ -208,7 +209,6 @@ def _generator_setup(
         weight_bytes=weight_bytes,
         kv_bytes=1 if cache.startswith("fp8") else weight_bytes,
         block_tokens=int(select(config, f"{_ROLLOUT}.engine_kwargs.vllm.block_size", 16)),
-        staged_copy=mode == "pipeline_rl" and select(config, "trainer.v1.pipeline_rl.staging", "device") == "device",
-        bucket_bytes=_bucket_bytes(config, mode),
+        transfer=transfer,
         reserve_bytes=reserve_bytes,
     )

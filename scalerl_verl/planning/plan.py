@@ -13,6 +13,7 @@ from scalerl_verl.planning.layout import GIB, RunLayout, num_shards
 from scalerl_verl.planning.queueing import Queueing, find_queueing
 from scalerl_verl.planning.shapes import ModelShape
 from scalerl_verl.planning.trainer import TrainerMemory, trainer_memory
+from scalerl_verl.planning.transfer import BUCKET
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -52,6 +53,11 @@ class Plan:
     problems: tuple[str, ...]
 
     @property
+    def host_bytes(self) -> float:
+        """Page-locked memory of a node that generates, in which weights wait."""
+        return self.generator.host * self.layout.engines_per_node
+
+    @property
     def gpu_bytes(self) -> float:
         """Memory of a GPU."""
         return self.layout.generator.gpu_bytes
@@ -63,7 +69,14 @@ def with_gpus(layout: RunLayout, trainers: int, generators: int) -> RunLayout:
     return replace(layout, trainer_gpus=trainers, generator_gpus=generators, trainer=setup)
 
 
-def make_plan(shape: ModelShape, layout: RunLayout, cluster_gpus: int, device: str, assumptions: Assumptions) -> Plan:
+def make_plan(
+    shape: ModelShape,
+    layout: RunLayout,
+    cluster_gpus: int,
+    device: str,
+    assumptions: Assumptions,
+    node_bytes: float | None = None,
+) -> Plan:
     """Estimate, check and balance a run.
 
     Args:
@@ -72,6 +85,7 @@ def make_plan(shape: ModelShape, layout: RunLayout, cluster_gpus: int, device: s
         cluster_gpus: GPUs there are.
         device: a key of `DEVICES`.
         assumptions: what shapes do not say.
+        node_bytes: memory of a node's host; None: not known.
     """
     trainer, generator = trainer_memory(shape, layout.trainer), generator_memory(shape, layout.generator)
     rates = _rates(shape, layout, generator, device, assumptions)
@@ -80,6 +94,7 @@ def make_plan(shape: ModelShape, layout: RunLayout, cluster_gpus: int, device: s
         *_cluster(layout, cluster_gpus),
         *_trainer_fit(shape, layout, trainer),
         *_generator_fit(layout, generator),
+        *_host_fit(layout, generator, node_bytes),
         *_shared_fit(layout, trainer, generator),
     ]
     return Plan(
@@ -207,23 +222,49 @@ def _fewest_trainers(shape: ModelShape, layout: RunLayout, limit: float) -> int 
 def _generator_fit(layout: RunLayout, memory: GeneratorMemory) -> Iterator[str]:
     setup = layout.generator
     if memory.num_blocks < memory.blocks_per_sequence:
-        need = memory.weights + memory.profile + memory.reserve + memory.blocks_per_sequence * memory.block
         yield (
             f"vLLM's share of a GPU, {_ROLLOUT}.gpu_memory_utilization={setup.utilization} = "
             f"{memory.budget / GIB:.1f} GiB, holds not one sequence of {setup.max_model_len} tokens: weights "
             f"{memory.weights / GIB:.1f}, a step {memory.profile / GIB:.1f}, reserve {memory.reserve / GIB:.1f} and "
-            f"its cache are {need / GIB:.1f} GiB; raise the share to {need / setup.gpu_bytes:.2f} (if below 1), or "
-            f"raise {_ROLLOUT}.tensor_model_parallel_size, or lower {_ROLLOUT}.max_model_len or .max_num_seqs"
+            f"its cache are {memory.least / GIB:.1f} GiB; raise the share to {memory.least / setup.gpu_bytes:.2f} (if "
+            f"below 1), or raise {_ROLLOUT}.tensor_model_parallel_size, or lower {_ROLLOUT}.max_model_len or "
+            ".max_num_seqs"
         )
     if memory.outside and memory.peak > setup.gpu_bytes:
-        share = (setup.gpu_bytes - memory.outside) / setup.gpu_bytes
-        ways = f"lower {_ROLLOUT}.gpu_memory_utilization to {max(share - 0.005, 0):.2f}"
-        if setup.staged_copy:
-            ways += ", or set trainer.v1.pipeline_rl.staging=host"
+        staged = f" (the whole model on every GPU, {memory.staged / GIB:.1f}, and buffers)" if memory.staged else ""
         yield (
-            f"a weight update needs {memory.outside / GIB:.1f} GiB beside vLLM's {memory.budget / GIB:.1f} GiB on a "
-            f"GPU of {setup.gpu_bytes / GIB:.0f} GiB: {ways}, or lower {_ROLLOUT}.checkpoint_engine."
-            "update_weights_bucket_megabytes"
+            f"a weight update needs {memory.outside / GIB:.1f} GiB{staged} beside vLLM's {memory.budget / GIB:.1f} GiB "
+            f"on a GPU of {setup.gpu_bytes / GIB:.0f} GiB: {', or '.join(_room_for_update(layout, memory))}"
+        )
+
+
+def _room_for_update(layout: RunLayout, memory: GeneratorMemory) -> Iterator[str]:
+    """What makes room for a weight update beside vLLM."""
+    setup, tensor = layout.generator, layout.generator.tensor_parallel
+    left = setup.gpu_bytes - memory.outside
+    if left >= memory.least:
+        yield f"lower {_ROLLOUT}.gpu_memory_utilization to {left / setup.gpu_bytes - 0.005:.2f}"
+    else:
+        yield (
+            f"raise {_ROLLOUT}.tensor_model_parallel_size above {tensor}, so that vLLM does with less than the "
+            f"{memory.least / GIB:.1f} GiB that one sequence and its part of the weights take, and lower "
+            f"{_ROLLOUT}.gpu_memory_utilization"
+        )
+    if memory.staged:
+        yield "set trainer.v1.pipeline_rl.staging=host"
+    if memory.buffers:
+        yield f"lower {BUCKET}"
+
+
+def _host_fit(layout: RunLayout, memory: GeneratorMemory, node_bytes: float | None) -> Iterator[str]:
+    """Staged copies in page-locked memory, one an engine."""
+    needed = memory.host * layout.engines_per_node
+    if node_bytes is not None and needed > node_bytes:
+        yield (
+            f"weights staged in host memory take {needed / GIB:.1f} GiB of a node's {node_bytes / GIB:.0f}, "
+            f"{memory.host / GIB:.1f} for each of {layout.engines_per_node} engines: raise "
+            f"{_ROLLOUT}.tensor_model_parallel_size (one copy serves an engine), or set "
+            "trainer.v1.pipeline_rl.staging=none"
         )
 
 

@@ -32,6 +32,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         },
         "trainer_gib": dict(_trainer_rows(plan)),
         "generator_gib": dict(_generator_rows(plan)),
+        "host_gib": {"staged weights": round(plan.host_bytes / GIB, 2)},
         "cache": {
             "tokens_per_engine": plan.generator.cache_tokens,
             "longest_sequences": plan.generator.num_longest,
@@ -75,7 +76,8 @@ def _generator_rows(plan: Plan) -> list[tuple[str, float]]:
         ("reserve", memory.reserve),
         ("KV cache", memory.cache),
         ("vLLM's share", memory.budget),
-        ("weight update beside it", memory.outside),
+        ("staged weights beside it", memory.staged),
+        ("transfer buffers beside it", memory.buffers),
     ]
     if plan.layout.shares_gpus:
         rows.append(("trainer beside it", generation_resident(plan.layout, plan.trainer)))
@@ -98,6 +100,7 @@ def to_text(plan: Plan) -> str:
         *_table("GiB on a GPU that generates", _generator_rows(plan)),
         f"cache       {plan.generator.cache_tokens:,} tokens an engine: {plan.generator.num_longest:.1f} sequences of "
         f"{layout.generator.max_model_len} tokens; {plan.rates.sequences_per_engine:.0f} in flight",
+        *_host(plan),
         *_queue(plan),
         "",
         f"balance     {100 * plan.rates.trainer_share:.0f}% of the work is training, if prompts have "
@@ -128,6 +131,16 @@ def _queue(plan: Plan) -> list[str]:
         f"queue       {queue.requests:,.0f} requests an engine for {queue.slots:,.0f} slots: the last waits "
         f"{queue.wait_s:,.0f} s, a response takes {queue.response_s:,.0f} s on average and {queue.longest_s:,.0f} s at "
         "most"
+    ]
+
+
+def _host(plan: Plan) -> list[str]:
+    if not plan.host_bytes:
+        return []
+    each, engines = plan.generator.host / GIB, plan.layout.engines_per_node
+    return [
+        f"host        {plan.host_bytes / GIB:.2f} GiB of page-locked memory on a node that generates: weights wait "
+        f"there, {each:.2f} for each of {engines} engine(s)"
     ]
 
 

@@ -184,30 +184,32 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         num_attention_biases=biases,
         num_norm_weights=2 * head_dim if kind in ("qwen3", "qwen3_moe") else 0,
         num_mlp_biases=2 * intermediate + hidden if kind == "llama" and config.get("mlp_bias") else 0,
-        **_mixture(config, kind),
+        **_mixture(config, kind, name),
     )
 
 
-def _mixture(config: Mapping[str, Any], kind: str) -> dict[str, int]:
+def _mixture(config: Mapping[str, Any], kind: str, name: str) -> dict[str, int]:
     """The entries of a mixture of experts; none for a dense model."""
+    if kind not in MIXTURES:
+        return {}
+    found: dict[str, Any] = {
+        # transformers 5 saves both kinds with Mixtral's name of the number, older ones Qwen's with its own.
+        "num_local_experts": config.get("num_local_experts", config.get("num_experts")),
+        "num_experts_per_tok": config.get("num_experts_per_tok"),
+        "moe_intermediate_size": config.get("intermediate_size" if kind == "mixtral" else "moe_intermediate_size"),
+    }
+    missing = ", ".join(key for key, value in found.items() if value is None)
+    if missing:
+        raise ScaleRLConfigError([f"the config of {name} lacks {missing}: give the model's whole config.json"])
     layers = int(config["num_hidden_layers"])
-    if kind == "mixtral":
-        return {
-            "num_experts": int(config["num_local_experts"]),
-            "experts_per_token": int(config["num_experts_per_tok"]),
-            "expert_intermediate": int(config["intermediate_size"]),
-            "num_mixture_layers": layers,
-        }
-    if kind == "qwen3_moe":
-        dense = set(config.get("mlp_only_layers") or ())
-        step = int(config.get("decoder_sparse_step") or 1)
-        return {
-            "num_experts": int(config["num_experts"]),
-            "experts_per_token": int(config["num_experts_per_tok"]),
-            "expert_intermediate": int(config["moe_intermediate_size"]),
-            "num_mixture_layers": sum(i not in dense and (i + 1) % step == 0 for i in range(layers)),
-        }
-    return {}
+    dense = set(config.get("mlp_only_layers") or ()) if kind == "qwen3_moe" else set()
+    step = int(config.get("decoder_sparse_step") or 1) if kind == "qwen3_moe" else 1
+    return {
+        "num_experts": int(found["num_local_experts"]),
+        "experts_per_token": int(found["num_experts_per_tok"]),
+        "expert_intermediate": int(found["moe_intermediate_size"]),
+        "num_mixture_layers": sum(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+    }
 
 
 def find_shape(model: str, config_file: str | None = None) -> ModelShape:

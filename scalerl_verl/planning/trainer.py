@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalerl_verl.planning.shapes import ModelShape
+from scalerl_verl.planning.transfer import NO_TRANSFER, Transfer, largest_gathered
 
 FP32 = 4
 INDEX_BYTES = 33
@@ -37,7 +38,7 @@ class TrainerSetup:
         reshard: whether layers are given back after forward.
         defer_sync: whether gradients stay unsharded until the last micro-batch.
         cpu_offload: whether weights, gradients and optimizer state live on the host (FSDP2's offload_policy).
-        bucket_bytes: of one buffer of the weight transfer; two exist where weights go to other GPUs.
+        transfer: how weights leave it.
         padded_length: longest sequence of a padded micro-batch (``use_remove_padding=False``); 0: packed.
     """
 
@@ -52,7 +53,7 @@ class TrainerSetup:
     reshard: bool = True
     defer_sync: bool = False
     cpu_offload: bool = False
-    bucket_bytes: float = 0.0
+    transfer: Transfer = NO_TRANSFER
     padded_length: int = 0
 
 
@@ -141,15 +142,15 @@ def trainer_memory(shape: ModelShape, setup: TrainerSetup) -> TrainerMemory:
         "layer": activations + gathered + again + c * root + (c + setup.reduce_bytes) * layer,
         "reduction": c * 2 * root + setup.reduce_bytes * root,
         "optimizer step": stored,
-        # The largest parameter is gathered as it is stored before it is sent.
-        "weight update": setup.master_bytes * max(shape.vocab * shape.hidden, shape.expert_params),
+        # One parameter after the other is gathered as it is sent.
+        "weight update": setup.transfer.sent_bytes * largest_gathered(shape),
     }
     return TrainerMemory(
         weights=stored,
         gradients=stored,
         optimizer=stored * setup.num_optimizer_states,
         unsharded_gradients=FP32 * shape.num_params if setup.defer_sync else 0.0,
-        transfer=2 * setup.bucket_bytes,
+        transfer=setup.transfer.trainer_buckets * setup.transfer.bucket_bytes,
         activations=activations,
         head=head,
         gathered=gathered,

@@ -11,8 +11,9 @@ import sys
 import pytest
 import torch
 
-from scalerl_verl.pipeline import staging
-from scalerl_verl.pipeline.staging import ALIGNMENT, Layout, StagingBuffer
+from scalerl_verl.pipeline import pieces
+from scalerl_verl.pipeline.pieces import ALIGNMENT
+from scalerl_verl.pipeline.staging import Layout, StagingBuffer
 
 CPU = torch.device("cpu")
 OTHER_PROCESS = """
@@ -52,9 +53,9 @@ def assert_seen(layout: Layout, weights: dict[str, torch.Tensor]) -> None:
         assert torch.equal(weight, weights[name]), name
 
 
-@pytest.fixture(params=[64, 1024, staging.SEGMENT_BYTES], ids=["weights larger than a piece", "several", "one piece"])
+@pytest.fixture(params=[64, 1024, pieces.PIECE_BYTES], ids=["weights larger than a piece", "several", "one piece"])
 def buffer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StagingBuffer:
-    monkeypatch.setattr(staging, "SEGMENT_BYTES", request.param)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", request.param)
     return StagingBuffer(on_device=True)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from scalerl_verl.planning.generator import GeneratorSetup, generator_memory, kv_block_bytes, sharded_params
 from scalerl_verl.planning.shapes import find_shape
+from scalerl_verl.planning.transfer import Transfer, staged_bytes
 
 GIB = 2**30
 DENSE, MIXTURE = find_shape("Qwen/Qwen3-8B-Base"), find_shape("Qwen/Qwen3-30B-A3B-Base")
@@ -57,12 +58,24 @@ def test_experts_spread_over_their_own_group() -> None:
     assert sharded_params(MIXTURE, 1, 8) == MIXTURE.num_params - experts + experts / 8
 
 
-def test_weight_update_needs_a_second_copy_and_two_buffers() -> None:
-    setup = replace(SETUP, staged_copy=True, bucket_bytes=2 * GIB)
-    memory = generator_memory(DENSE, setup)
-    assert memory.outside == memory.weights + 4 * GIB
-    assert memory.peak == 60 * GIB + memory.outside
+def test_weight_update_needs_the_whole_model_and_its_buffers_on_every_gpu() -> None:
+    """Each rank of an engine receives all weights, whatever it keeps of them in the end."""
+    transfer = Transfer(bucket_bytes=2 * GIB, generator_buckets=2, staging="device", merges=True)
+    for tensor_parallel in (1, 8):
+        setup = replace(SETUP, tensor_parallel=tensor_parallel, transfer=transfer)
+        memory = generator_memory(DENSE, setup)
+        assert memory.staged == staged_bytes(DENSE, transfer) >= 2 * DENSE.num_params
+        assert memory.outside == memory.staged + 4 * GIB and memory.host == 0
+        assert memory.peak == 60 * GIB + memory.outside
     assert generator_memory(DENSE, SETUP).outside == 0
+
+
+def test_weights_that_wait_in_host_memory_take_none_of_the_gpu() -> None:
+    setup = replace(SETUP, transfer=Transfer(bucket_bytes=GIB, generator_buckets=2, staging="host", merges=True))
+    memory = generator_memory(DENSE, setup)
+    assert memory.staged == 0 and memory.host == staged_bytes(DENSE, setup.transfer)
+    # The embedding has 1.16 GiB: verl puts it together beside two buffers of 1 GiB.
+    assert memory.outside == 2 * GIB + 2 * 151936 * 4096
 
 
 def test_too_small_a_share_leaves_no_block() -> None:

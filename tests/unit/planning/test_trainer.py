@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.shapes import ModelShape, find_shape, from_config
 from scalerl_verl.planning.trainer import TrainerSetup, head_bytes, layer_activation_bytes, trainer_memory
+from scalerl_verl.planning.transfer import Transfer
 from tests.unit.planning.test_shapes import CONFIGS
 
 GIB = 2**30
@@ -107,7 +108,7 @@ def test_settings_move_their_own_part_only(shape: ModelShape) -> None:
     assert trainer_memory(shape, replace(setup, checkpointing=False)).activations == 64 * 320
     assert trainer_memory(shape, replace(setup, reshard=False)).gathered == 2 * 680
     assert trainer_memory(shape, replace(setup, defer_sync=True)).peak == base.peak + 4 * 680
-    assert trainer_memory(shape, replace(setup, bucket_bytes=100)).peak == base.peak + 200
+    assert trainer_memory(shape, replace(setup, transfer=Transfer(2, 100, trainer_buckets=2))).peak == base.peak + 200
     assert trainer_memory(shape, replace(setup, master_bytes=2)).weights == base.weights / 2
     assert trainer_memory(shape, replace(setup, cpu_offload=True)).resident == 0
     assert trainer_memory(shape, replace(setup, fused_head=False)).head == 12 * 64 * 10

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's side of a weight update: each weight in the generator's dtype before it is gathered, and only once.
+
+verl's FSDP engine gathers and sends weights as they are stored, which is FP32 unless asked otherwise: twice the bytes
+of a bf16 generator, on the way and in its staging buffer. vLLM rounds them on loading, FSDP rounds them for its forward
+pass, both to the nearest: rounded before they are gathered they are the same numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from scalerl_verl.planning.transfer import generator_dtype
+
+logger = logging.getLogger(__name__)
+_WRAPPER = "_fsdp_wrapped_module"
+
+
+class SendingWorker(ActorRolloutRefWorker):
+    """verl's training worker, which sends weights to generators as they hold them."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, float]:
+        """Send all weights over the checkpoint engine, of whichever ``mode``; its metrics."""
+        name = generator_dtype(self.config, "rollout")
+        weights = stream_weights(self.actor.engine, None if name is None else getattr(torch, name))
+        return await self.checkpoint_engine.send_weights(weights, global_steps=global_steps) or {}
+
+
+def stream_weights(engine: Any, dtype: torch.dtype | None) -> Iterable[tuple[str, torch.Tensor]]:
+    """All weights by name, gathered one after the other as they are asked for.
+
+    Parameters wider than ``dtype`` are cast to it, shard by shard, before they are gathered: the trainer never has a
+    second copy of more than one. Buffers and what is no floating-point number stay as they are. A parameter of several
+    names (tied embeddings) comes once, under its first, as in a checkpoint of transformers.
+
+    Args:
+        engine: verl's FSDP engine; of others weights come as verl hands them out.
+        dtype: of the generator's weights; None: as stored.
+    """
+    module = engine.module
+    if not isinstance(module, torch.nn.Module):
+        return engine.get_per_tensor_param()[0]
+    original, taken = module.state_dict, []
+
+    def state_dict(*args: Any, **kwargs: Any) -> _SentWeights:
+        taken.append(_SentWeights(original(*args, **kwargs), module, dtype))
+        return taken[-1]
+
+    # verl's generator takes one shard after the other out of this dict and gathers it. An attribute of this one module,
+    # for this one call: checkpoints are written from the state dict as it is.
+    module.state_dict = state_dict
+    try:
+        weights, _ = engine.get_per_tensor_param()
+    finally:
+        del module.state_dict
+    if not taken:
+        logger.warning("%s sends weights as it stores them: they do not come from a state dict", type(engine).__name__)
+    return weights
+
+
+class _SentWeights(dict[str, Any]):
+    """A state dict without repeated parameters, whose items are cast as they are taken."""
+
+    def __init__(self, weights: dict[str, Any], module: torch.nn.Module, dtype: torch.dtype | None) -> None:
+        repeated = _repeated_names(module)
+        super().__init__((name, weight) for name, weight in weights.items() if name not in repeated)
+        self._buffers = frozenset(_plain(name) for name, _ in module.named_buffers())
+        self._dtype = dtype
+
+    def items(self) -> Any:
+        for name, weight in super().items():
+            yield name, weight if name in self._buffers else _narrow(weight, self._dtype)
+
+
+def _narrow(weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    if dtype is None or not weight.is_floating_point() or weight.dtype.itemsize <= dtype.itemsize:
+        return weight
+    return weight.detach().to(dtype)
+
+
+def _repeated_names(module: torch.nn.Module) -> frozenset[str]:
+    """Names of parameters that have another name before; the same on every rank, whatever its shards hold."""
+    first: dict[int, str] = {}
+    names = {
+        _plain(name)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if first.setdefault(id(parameter), name) != name
+    }
+    # FSDP1 keeps flat parameters, in which ties do not show; transformers notes them.
+    noted = getattr(getattr(module, _WRAPPER, module), "all_tied_weights_keys", None) or {}
+    return frozenset(names | set(noted))
+
+
+def _plain(name: str) -> str:
+    return name.replace(f"{_WRAPPER}.", "")
