@@ -222,21 +222,36 @@ def find_shape(model: str, config_file: str | None = None) -> ModelShape:
     Raises:
         ScaleRLConfigError: the model's config is nowhere to be found on this machine, or not one that is counted.
     """
-    folder = Path(model).expanduser()
-    candidates = [Path(config_file)] if config_file else [folder / "config.json", stored_file(model), *_cached(model)]
-    for path in candidates:
-        if path.is_file():
-            try:
-                content = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ScaleRLConfigError([f"{path} is not JSON ({error}): give the config.json of a model"]) from error
-            return from_config(content, model)
+    content = find_config(model, config_file)
+    if content is not None:
+        return from_config(content, model)
     if config_file:
         raise ScaleRLConfigError([f"--model-config {config_file} does not exist: correct the path"])
     known = ", ".join(sorted(path.stem.replace("--", "/") for path in STORED.glob("*.json")))
     raise ScaleRLConfigError(
         [f"the shape of {model} is not known here: give its config.json with --model-config FILE (stored are {known})"]
     )
+
+
+def find_config(model: str, config_file: str | None = None) -> dict[str, Any] | None:
+    """The content of a model's ``config.json``, without a download; None if it is not on this machine.
+
+    Args:
+        model: a local folder, or an id.
+        config_file: a file to read instead.
+
+    Raises:
+        ScaleRLConfigError: it is not JSON.
+    """
+    candidates = [Path(model).expanduser() / "config.json", stored_file(model), *_cached(model)]
+    for path in [Path(config_file)] if config_file else candidates:
+        if path.is_file():
+            try:
+                content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ScaleRLConfigError([f"{path} is not JSON ({error}): give the config.json of a model"]) from error
+            return content
+    return None
 
 
 def stored_file(model: str) -> Path:

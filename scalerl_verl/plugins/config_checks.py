@@ -16,6 +16,7 @@ from scalerl_verl.plugins import (
     interruption_settings,
     pipeline_checks,
     ratio_checks,
+    transfer_checks,
 )
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings, read_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings
@@ -297,6 +298,7 @@ _CHECKS: tuple[Check, ...] = (
     interruption_settings.find_problems,
     context.find_problems,
     pipeline_checks.find_problems,
+    transfer_checks.find_problems,
     head_settings.find_problems,
     _cpu,
 )

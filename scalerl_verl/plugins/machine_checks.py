@@ -14,7 +14,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from scalerl_verl.names import select
-from scalerl_verl.plugins import context, interruption_settings
+from scalerl_verl.planning.transfer import BUCKET
+from scalerl_verl.plugins import context, interruption_settings, transfer_checks
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.verl.weight_sync import sync_timeout_s
 
@@ -70,6 +71,7 @@ def find_problems(config: DictConfig) -> list[str]:
         problems += [*_model(config), *_data(config), *_reward(config)]
         problems += interruption_settings.find_model_problems(config)
         problems += context.find_model_problems(config)
+        problems += transfer_checks.find_model_problems(config)
     if address == "local":
         problems += [*_ports(config), *_memory(config)]
     return problems
@@ -192,18 +194,16 @@ def _memory(config: DictConfig) -> Iterator[str]:
             )
     shm = Path("/dev/shm")
     store = select(config, "ray_kwargs.ray_init.object_store_memory")
-    bucket = select(config, "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes", 0)
     needed = (float(store) / GIB if store else 0.0) + _SHM_SLACK_GIB
     if is_cpu_platform():
-        needed += float(bucket) / 1024
+        needed += transfer_checks.shared_memory_bytes(config) / GIB
     if select(config, "ray_kwargs.ray_init._plasma_directory"):
         needed -= float(store) / GIB if store else 0.0
     if shm.is_dir() and shutil.disk_usage(shm).free < needed * GIB:
         free = shutil.disk_usage(shm).free / GIB
         yield (
             f"/dev/shm has {free:.2f} GiB free, this run needs {needed:.2f}: enlarge it (docker run --shm-size), or "
-            "lower ray_kwargs.ray_init.object_store_memory and "
-            "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+            f"lower ray_kwargs.ray_init.object_store_memory and {BUCKET}"
         )
 
 
