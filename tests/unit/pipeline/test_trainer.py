@@ -18,11 +18,13 @@ from scalerl_verl.platform.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
 
+from verl.trainer.ppo.utils import Role  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from scalerl_verl.errors import PatchError, StalenessError  # noqa: E402
 from scalerl_verl.pipeline import off_policy, trainer  # noqa: E402
+from scalerl_verl.pipeline.sending import SendingWorker  # noqa: E402
 from scalerl_verl.upstream.activation import ACTIVE_ENV  # noqa: E402
 
 CONFIG = OmegaConf.create({"trainer": {"v1": {"pipeline_rl": {"max_staleness": 2}}}})
@@ -49,6 +51,17 @@ class StubQueue:
 def test_both_modes_are_registered() -> None:
     assert TRAINER_REGISTRY["pipeline_rl"] is trainer.PPOTrainerPipelineRL
     assert TRAINER_REGISTRY["ppo_off_policy"] is off_policy.PPOTrainerOffPolicy
+
+
+def test_the_actor_is_a_worker_that_sends_weights_as_generators_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_verl(self: Any) -> None:
+        self.role_worker_mapping = {Role.Actor: "verl's worker"}
+
+    monkeypatch.setattr(PPOTrainer, "_init_resource_pool_mgr", of_verl)
+    made = object.__new__(trainer.PPOTrainerPipelineRL)
+    made._init_resource_pool_mgr()
+    (worker,) = made.role_worker_mapping.values()
+    assert issubclass(worker.__ray_metadata__.modified_class, SendingWorker)
 
 
 @pytest.mark.parametrize("mode", ["pipeline_rl", "ppo_off_policy"])

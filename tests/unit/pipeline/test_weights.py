@@ -115,6 +115,30 @@ def test_weights_are_staged_while_generators_go_on_and_swapped_in_a_pause(monkey
     assert metrics["scalerl/pipeline/replicas"] == 2
 
 
+def test_ranks_that_keep_no_weights_load_from_the_memory_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, num=1)
+    (replica,) = world.replicas
+    replica.workers += [Stub("worker-1", world.log, {"stage_weights": [("", b""), ("", b"")]})]
+    replica.workers[0].answers["stage_weights"] = [("layout-0", b"where it lies"), ("layout-0", b"")]
+    seen: list[Any] = []
+    swap = replica.servers[0].swap.remote
+
+    async def remember(version: int, staged: list[bytes], recompute: bool) -> Any:
+        seen.append(staged)
+        return await swap(version, staged, recompute)
+
+    monkeypatch.setattr(replica.servers[0], "swap", SimpleNamespace(remote=remember), raising=False)
+    world.updater.update_weights(1)
+    world.updater.update_weights(2)
+    assert seen == [[b"where it lies"] * 2, [b""] * 2]
+    assert world.updater._layouts == {"layout-0"}
+
+
+@pytest.mark.parametrize(("asked", "staging"), [("device", "host"), ("host", "host"), ("none", "none")])
+def test_gloo_stages_in_host_memory(monkeypatch: pytest.MonkeyPatch, asked: str, staging: str) -> None:
+    assert World(monkeypatch, staging=asked).updater._staging == staging
+
+
 def test_process_group_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     for version in (1, 2, 3):
