@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from miniature_groups import SIZES, common_budgets, named
-from miniature_runs import FEW, KEPT, LABELS, MANY, REFERENCE, Group, Runs, paired, points_of, read_group
+from miniature_runs import FEW, LABELS, MANY, REFERENCE, Group, Runs, paired, points_of, read_group
 from miniature_table import EARLY, LATE, LEVEL, MAIN, MIDDLE, add_p, holm
 
 Comparison = tuple[str, float, list[float]]
@@ -18,8 +18,6 @@ def comparisons() -> Iterator[Comparison]:
     base = points_of(read_group(Group()))
     few = f", 0.3M on {FEW:,}"
     yield from _to_reference(base, REFERENCE, tuple(LABELS), (EARLY, MIDDLE, LATE), few)
-    # in the first pass over the problems that is ScaleRL's own run
-    yield from _to_reference(base, KEPT, MAIN[1:], (LATE,), f"{few} to {LABELS[KEPT]}")
     for size in SIZES:
         runs = points_of(named(Group(size, problems=MANY), MAIN))
         if runs:

@@ -15,7 +15,6 @@ from typing import Any
 
 from miniature_fits import LATE, draw_all
 from miniature_runs import (
-    KEPT,
     LABELS,
     REFERENCE,
     Group,
@@ -176,11 +175,6 @@ def setting_text(rows: Sequence[Row]) -> str:
         f"learning rate {shared(rows, 'lr'):g}"
     )
     return f"{text}; {min(problems):,} training problems" if len(problems) == 1 else text
-
-
-def kept_table() -> str:
-    """The baselines beside ScaleRL without the piece that they do not have either."""
-    return comparison_table(reference=KEPT, names=MAIN[1:])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens recipes sample to be where ScaleRL is, and how they compare by optimizer steps instead."""
+"""How many tokens recipes sample to be where ScaleRL is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from miniature_groups import SIZES, named
 from miniature_runs import LABELS, MANY, REFERENCE, Group, Points, points_of, score_at
-from miniature_table import EARLY, LATE, MAIN, MIDDLE, difference_text, geometric
+from miniature_table import EARLY, LATE, MAIN, MIDDLE, geometric
 
 BUDGETS = (EARLY, MIDDLE, 1e6, LATE)
 
@@ -61,25 +61,3 @@ def tokens_table(sizes: Sequence[str] = SIZES) -> str:
         "their number."
     )
     return "\n".join(lines)
-
-
-def steps_text(size: str = "3M", name: str = "dapo") -> str:
-    """A recipe beside ScaleRL at equal optimizer steps instead of equal tokens, early and at the end."""
-    runs = points_of(named(Group(size, problems=MANY), MAIN))
-    if not {name, REFERENCE} <= set(runs):
-        return "Not run yet: see the table above."
-    seeds = sorted(set(runs[name]) & set(runs[REFERENCE]))
-    rates = {
-        key: [dict(zip(runs[key][s]["updates"], runs[key][s]["pass_rate"], strict=True)) for s in seeds]
-        for key in (name, REFERENCE)
-    }
-    steps = sorted(set.intersection(*(set(curve) for found in rates.values() for curve in found)) - {0})
-    told = []
-    for step in (steps[1], steps[-1]):
-        differences = [a[step] - b[step] for a, b in zip(rates[name], rates[REFERENCE], strict=True)]
-        told.append(f"{difference_text(differences)} after {step}")
-    return (
-        f"By optimizer steps instead of tokens {LABELS[name]}, whose prompts all have a signal, is "
-        f"{' and '.join(told)} beside ScaleRL ({size}): what it lacks at the end is the price of the prompts that it "
-        "passes over."
-    )

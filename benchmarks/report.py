@@ -21,6 +21,7 @@ import evidence_table
 import miniature_family
 import miniature_fits
 import miniature_groups
+import miniature_limits
 import miniature_notes
 import miniature_table
 import miniature_tokens
@@ -208,13 +209,12 @@ FILES: dict[str, Parts] = {
         "family": miniature_family.family_text,
         "fits": miniature_fits.fits_table,
         "tokens": miniature_tokens.tokens_table,
-        "steps": miniature_tokens.steps_text,
         "fits-larger": miniature_fits.larger_fits_table,
-        "kept": miniature_table.kept_table,
         "many": miniature_groups.many_table,
         "k": miniature_groups.k_table,
         "sizes": miniature_groups.sizes_table,
         **miniature_notes.PARTS,
+        **miniature_limits.PARTS,
         "mismatch": evidence_table.mismatch_table,
         **evidence_off_policy.PARTS,
     },

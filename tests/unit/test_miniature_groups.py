@@ -157,8 +157,8 @@ def test_tokens_to_where_the_others_are() -> None:
     assert tokens.tokens_to({"updates": [0], "tokens": [0], "pass_rate": [0.1]}, 0.3) is None
 
 
-def test_tokens_by_size_and_steps(record) -> None:
-    """DAPO rises faster by .001 and so on an e-fold: it needs fewer tokens, and at a step is ahead by as much."""
+def test_tokens_by_size(record) -> None:
+    """DAPO rises faster by .001 and so on an e-fold: it needs fewer tokens."""
     record(sized("3M", 3, 2e-4, last=112))
     text = tokens.tokens_table(("0.3M", "3M"))
     assert len(text.splitlines()) == 2 + 1 + 2
@@ -166,11 +166,8 @@ def test_tokens_by_size_and_steps(record) -> None:
     assert line[2] == "there at the first validation by 2 of 3" and line[-1] == "not run so far"
     ratios = [1e6 ** (0.02 / rise - 1) for rise in (0.021, 0.022, 0.023)]
     assert line[4].startswith(f"{np.exp(np.mean(np.log(ratios))):.2f} (")
-    early, late = 0.002 * np.log(3.2e5), 0.002 * np.log(1.12e6)
-    assert f"{early:+.3f} ± {4.303 * early / 2 / 3**0.5:.3f} after 32" in tokens.steps_text()
-    assert f"{late:+.3f} ± {4.303 * late / 2 / 3**0.5:.3f} after 112" in tokens.steps_text()
     record(BASE)
-    assert tokens.tokens_table().startswith("Not run yet") and tokens.steps_text().startswith("Not run yet")
+    assert tokens.tokens_table().startswith("Not run yet")
 
 
 def test_runs_validated_both_ways_are_told_apart_from_all_others(record) -> None:
