@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from scalerl_verl.curves.arguments import add_commands
 from scalerl_verl.planning.command import add_plan
+from scalerl_verl.terminal import accept_any_text
 
 PIPE_CLOSED = 141
 """Exit code where nobody reads the output: a shell's for a program that SIGPIPE ended."""
@@ -55,6 +56,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    accept_any_text()
     arguments = _parse(argv)
     try:
         code: int = arguments.run(arguments)

@@ -27,6 +27,8 @@ from progress import explain_failure  # noqa: E402
 from run_files import LaunchError, Paths, merge_attempts, start_files  # noqa: E402
 from supervise import run_training  # noqa: E402
 
+from scalerl_verl.terminal import accept_any_text  # noqa: E402
+
 RECIPES_ENV = "SCALERL_RECIPES"
 """Folder of the recipes: configs name the reward function below it."""
 
@@ -100,6 +102,7 @@ def prepare_data(recipe: Path, data: Path, seed: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe; returns the exit code."""
     arguments = parse_arguments(argv)
+    accept_any_text()
     recipe = arguments.recipe.resolve()
     outputs = RECIPES.parent / "outputs"
     arguments.data = (arguments.data or outputs / "data" / f"{recipe.name}-seed{arguments.seed}").resolve()

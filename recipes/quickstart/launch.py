@@ -20,6 +20,8 @@ from progress import explain_failure
 from run_files import LaunchError, Paths, choose_checkpoint, merge_attempts, start_files
 from supervise import run_training
 
+from scalerl_verl.terminal import accept_any_text
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -43,6 +45,7 @@ def say(text: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
+    accept_any_text()
     arguments.data, arguments.out = arguments.data.resolve(), arguments.out.resolve()
     paths = Paths(arguments.out)
     run_id = uuid.uuid4().hex

@@ -34,6 +34,8 @@ from task import FlawRates, Problem, grade, sample_problems, stream_problems, wr
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from scalerl_verl.terminal import accept_any_text
+
 DATA_SOURCE = "scalerl/chain_sum"
 SOURCES = ("task.py", "model.py", "prepare.py")
 ENTRIES = ("model", "train.parquet", "test.parquet")  # manifest.json comes last, when these are in place
@@ -284,6 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--force", action="store_true", help="prepare again even if the result is there")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     options = parser.parse_args(arguments)
+    accept_any_text()
     transformers_logging.disable_progress_bar()
     if options.threads is not None:
         torch.set_num_threads(options.threads)

@@ -17,6 +17,7 @@ from typing import Any
 
 from scalerl_verl.json_lines import split_lines
 from scalerl_verl.scaling import FitRefused, fit_curve, sigmoid
+from scalerl_verl.terminal import accept_any_text
 
 TOKENS_METRIC = "scalerl/data/generated_tokens_sum"
 
@@ -219,6 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peak-gib", type=float, help="peak memory of the run, copied into the summary")
     parser.add_argument("--seed", type=int, help="seed of the run, copied into the summary")
     options = parser.parse_args(arguments)
+    accept_any_text()
     try:
         summary = summarise(
             read_evaluations(options.run_dir),

@@ -158,6 +158,32 @@ def test_opening_by_locale_is_seen(line: str, expected: bool) -> None:
     assert opens_by_locale(call) is expected
 
 
+def test_text_that_a_terminal_cannot_show_ends_no_program(tmp_path: Path) -> None:
+    """A log has arrows and names, the quickstart's report a plus-minus sign."""
+    code = (
+        "import sys; from tests.recipe_modules import load_quickstart_module as load; "
+        "from scalerl_verl.terminal import accept_any_text; accept_any_text(); paths = load('run_files').Paths; "
+        "from pathlib import Path; load('progress').explain_failure(paths(Path(sys.argv[1]))); print('\\u00b1')"
+    )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "train.log").write_text("ValueError: caf\u00e9 \u2192\n", encoding="utf-8")
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(
+        command, env={**os.environ, **C_LOCALE}, cwd=REPO, capture_output=True, encoding="ascii", timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ValueError: caf\\xe9 \\u2192" in done.stdout and done.stdout.endswith("\\xb1\n")
+
+
+@pytest.mark.parametrize(
+    "script", ["quickstart/launch", "quickstart/prepare", "quickstart/report", "common/run_recipe"]
+)
+def test_programs_that_print_what_they_read_accept_any_text(script: str) -> None:
+    tree = ast.parse((REPO / "recipes" / f"{script}.py").read_text(encoding="utf-8"))
+    (main,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+    assert "accept_any_text" in names_called(main)
+
+
 FILES = {
     "mark": "\ufeff" + ROW + "\n" + ROW + "\n",
     "blank": "\n\n  \n" + ROW + "\n",
