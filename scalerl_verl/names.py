@@ -97,22 +97,30 @@ def select(config: Any, path: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
+def _peek(config: Any, path: str) -> Any:
+    """`select`, or None where the way there is no section or refers to what is not there: both are reported apart."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return select(config, path)
+    except OmegaConfBaseException:
+        return None
+
+
 def generator_head_dtype(config: Any) -> Any:
     """vLLM's head dtype as configured, or None; `hf_overrides` may be a section or JSON text."""
-    overrides = select(config, HF_OVERRIDES, {})
+    overrides = _peek(config, HF_OVERRIDES)
     if isinstance(overrides, str):
         try:
             overrides = json.loads(overrides)
         except ValueError:
             return None  # vLLM refuses such text itself
-    return overrides.get("head_dtype") if hasattr(overrides, "get") else None
+    return overrides.get("head_dtype") if hasattr(overrides, "keys") else None
 
 
 def _value(config: Any, path: str) -> str:
     """The value at a path as text."""
-    if path == HEAD_DTYPE:
-        return str(generator_head_dtype(config) or "")
-    return str(select(config, path, ""))
+    return str((generator_head_dtype(config) or "") if path == HEAD_DTYPE else _peek(config, path) or "")
 
 
 def near_miss(value: str, names: Iterable[str]) -> str | None:
@@ -146,7 +154,7 @@ def asked_names(config: Any) -> dict[str, str]:
         if value in names:
             found[path] = value
     for section, prefixes in SECTIONS.items():
-        keys = select(config, section) if section else config
+        keys = _peek(config, section) if section else config
         for key in keys if hasattr(keys, "keys") else ():
             if str(key).casefold().startswith(prefixes):
                 found[f"{section}.{key}".lstrip(".")] = "set"

@@ -170,12 +170,13 @@ def _startup_problems(config: DictConfig) -> list[str]:
     """What the run itself would refuse at start, as far as that needs no file; budgets by the phrase's letters."""
     from omegaconf import OmegaConf
 
+    from scalerl_verl.config_numbers import check_numbers
     from scalerl_verl.names import asked_names, select
     from scalerl_verl.plugins import config_checks, interruption_settings
     from scalerl_verl.rollout.budgets import resolve_budgets
 
     if not asked_names(config):
-        return []
+        return list(check_numbers(config)[0].values())
     problems = config_checks.find_problems(config)
     if problems or not interruption_settings.asks_for_interruption(config):
         return problems

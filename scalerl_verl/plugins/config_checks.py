@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.config_numbers import check_numbers, number, without_consequences
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import FOR_ANY_ESTIMATOR, OWN_KEYS, near_misses, select
 from scalerl_verl.plugins import (
@@ -14,10 +15,12 @@ from scalerl_verl.plugins import (
     curriculum_settings,
     head_settings,
     interruption_settings,
+    legacy_keys,
     pipeline_checks,
     ratio_checks,
     transfer_checks,
 )
+from scalerl_verl.plugins.machine_checks import cluster_address
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings, read_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
@@ -34,9 +37,16 @@ _TERMS = (("entropy_coeff", 0), ("use_kl_loss", False))
 Check = Callable[[DictConfig], Iterator[str]]
 
 
-def find_problems(config: DictConfig) -> list[str]:
-    """Every contradiction of a config that uses our names; empty if there is none."""
-    return [problem for check in _CHECKS for problem in check(config)]
+def find_problems(config: DictConfig, also: Callable[[DictConfig], list[str]] | None = None) -> list[str]:
+    """Every contradiction of a config that uses our names; empty if there is none.
+
+    Args:
+        config: verl's, composed.
+        also: more checks, of this machine.
+    """
+    wrong, readable = check_numbers(config)
+    found = [problem for check in _CHECKS for problem in check(readable)] + (also(readable) if also else [])
+    return [*wrong.values(), *without_consequences(found, wrong)]
 
 
 def _names(config: DictConfig) -> Iterator[str]:
@@ -112,7 +122,7 @@ def _double_filtering(config: DictConfig) -> Iterator[str]:
 def _estimator(config: DictConfig) -> Iterator[str]:
     if select(config, "algorithm.adv_estimator") != "scalerl":
         return
-    group_size = int(select(config, f"{_ROLLOUT}.n", 1))
+    group_size = number(config, f"{_ROLLOUT}.n")
     if group_size < 2:
         yield (
             f"{_ROLLOUT}.n={group_size}: algorithm.adv_estimator=scalerl centres rewards over the responses to one "
@@ -265,7 +275,9 @@ def _cpu(config: DictConfig) -> Iterator[str]:
             yield f"{path}={given} with {PLATFORM_ENV}=cpu: {why}; set {path}={value} (+scalerl=cpu sets all of these)"
     slots = _slots(config)
     ray_slots = select(config, "ray_kwargs.ray_init.num_gpus")
-    if not select(config, "ray_kwargs.ray_init.address") and (ray_slots is None or int(ray_slots) < slots):
+    # A cluster that runs already has its own slots.
+    joins = cluster_address(config) != "local"
+    if not joins and (ray_slots is None or int(ray_slots) < slots):
         yield (
             f"ray_kwargs.ray_init.num_gpus={ray_slots}: on the CPU Ray's GPUs are logical slots and this run needs "
             f"{slots}; set +ray_kwargs.ray_init.num_gpus={slots}"
@@ -273,7 +285,7 @@ def _cpu(config: DictConfig) -> Iterator[str]:
 
 
 def _slots(config: DictConfig) -> int:
-    trainer = int(select(config, "trainer.nnodes", 1)) * int(select(config, "trainer.n_gpus_per_node", 1))
+    trainer = number(config, "trainer.nnodes") * number(config, "trainer.n_gpus_per_node")
     if select(config, "trainer.v1.trainer_mode", "sync") in ("sync", "ppo_off_policy"):
         return trainer
     rollout_nodes, slots_a_node = (
@@ -300,5 +312,6 @@ _CHECKS: tuple[Check, ...] = (
     pipeline_checks.find_problems,
     transfer_checks.find_problems,
     head_settings.find_problems,
+    legacy_keys.find_problems,
     _cpu,
 )

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from scalerl_verl.config_numbers import number
 from scalerl_verl.curriculum import ResamplingRules
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import select
@@ -98,7 +99,7 @@ def _loader_batch(config: DictConfig) -> int:
         return 1
     if select(config, "trainer.v1.sampler.sync_refill_failed_groups", False):
         return 1
-    return int(select(config, "data.gen_batch_size") or select(config, "data.train_batch_size"))
+    return int(number(config, "data.gen_batch_size") or number(config, "data.train_batch_size"))
 
 
 def complete(config: DictConfig) -> None:
@@ -106,7 +107,7 @@ def complete(config: DictConfig) -> None:
     if not asks_for_curriculum(config):
         return
     folder = str(select(config, "trainer.default_local_dir", "."))
-    batch = max(_loader_batch(config), int(select(config, "data.train_batch_size")))
+    batch = max(_loader_batch(config), number(config, "data.train_batch_size"))
     defaults = {"min_prompts": batch, "log_file": os.path.join(folder, LOG_NAME)}
     with open_dict(config):
         for key, value in defaults.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.config_numbers import number
 from scalerl_verl.names import FP32, GENERATOR_DTYPE, HEAD_DTYPE, HF_OVERRIDES, MODEL, SHARED_PASS, generator_head_dtype
 from scalerl_verl.names import HEAD_BACKEND as BACKEND
 from scalerl_verl.names import select as _select
@@ -118,7 +119,7 @@ def _engines(config: DictConfig, backend: str) -> Iterator[str]:
 
 
 def _lora(config: DictConfig, backend: str) -> Iterator[str]:
-    if int(_select(config, f"{MODEL}.lora_rank", 0)) <= 0:
+    if number(config, f"{MODEL}.lora_rank") <= 0:
         return
     for key in ("target_modules", "target_parameters"):
         targets = _select(config, f"{MODEL}.{key}", ())

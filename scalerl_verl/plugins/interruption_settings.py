@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.config_numbers import number
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import select
 from scalerl_verl.rollout.budgets import InterruptionSettings, resolve_budgets
@@ -134,7 +135,7 @@ def find_model_problems(config: DictConfig) -> Iterator[str]:
     yield from find_tokenizer_problems(
         tokenizer,
         settings,
-        total=int(select(config, f"{_ROLLOUT}.response_length")),
+        total=number(config, f"{_ROLLOUT}.response_length"),
         template=select(config, f"{_MODEL}.custom_chat_template"),
     )
 

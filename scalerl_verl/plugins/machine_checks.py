@@ -24,6 +24,7 @@ MIN_CPU_MEMORY_GIB = 6.0
 """Available memory below which a CPU run is refused: its dozen processes were measured at 7 GiB with shared pages
 counted once, of which Ray and page cache can give back about 1 GiB."""
 _SHM_SLACK_GIB = 0.25
+_RAY = "ray_kwargs.ray_init"
 CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
 
@@ -64,8 +65,8 @@ _READERS: dict[str, Callable[[Path], list[str]]] = {
 
 def find_problems(config: DictConfig) -> list[str]:
     """Every missing file, column or resource; empty if there is none."""
-    address = str(select(config, "ray_kwargs.ray_init.address", "local"))
-    problems = list(_environment())
+    address = cluster_address(config)
+    problems = [*_environment(), *_cluster(config, address)]
     if not address.startswith("ray://"):
         # With a Ray client everything but this driver, files included, is on the cluster.
         problems += [*_model(config), *_data(config), *_reward(config)]
@@ -75,6 +76,26 @@ def find_problems(config: DictConfig) -> list[str]:
     if address == "local":
         problems += [*_ports(config), *_memory(config)]
     return problems
+
+
+def cluster_address(config: DictConfig) -> str:
+    """``local`` for a Ray of the run's own, else the running one that the config or ``RAY_ADDRESS`` names."""
+    given = str(select(config, f"{_RAY}.address", ""))
+    return (os.environ.get("RAY_ADDRESS") or given or "local") if given in ("", "auto") else given
+
+
+def _cluster(config: DictConfig, address: str) -> Iterator[str]:
+    """Ray starts a cluster with these sizes and refuses them for one that runs."""
+    given = [
+        key for key in ("num_cpus", "num_gpus", "object_store_memory") if select(config, f"{_RAY}.{key}") is not None
+    ]
+    if given and address != "local":
+        shown = ", ".join(f"{_RAY}.{key}={select(config, f'{_RAY}.{key}')}" for key in given)
+        source = "" if select(config, f"{_RAY}.address") else " (RAY_ADDRESS)"
+        yield (
+            f"{shown}: sizes of a Ray that the run starts itself, but it joins the one at {address}{source}: set "
+            f"+{_RAY}.address=local, or set {'these' if len(given) > 1 else 'this'} to null"
+        )
 
 
 def _environment() -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.config_numbers import number
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import read_section, select
 from scalerl_verl.pipeline.settings import OffPolicySettings, PipelineSettings
@@ -65,7 +66,7 @@ def _pipeline_batches(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.ppo_mini_batch_size={mini}, data.train_batch_size={batch}: every optimizer step is a version of "
             "its own in pipeline_rl; set ppo_mini_batch_size to the batch size"
         )
-    if int(select(config, f"{_ACTOR}.ppo_epochs", 1)) != 1:
+    if number(config, f"{_ACTOR}.ppo_epochs") != 1:
         yield f"{_ACTOR}.ppo_epochs={select(config, f'{_ACTOR}.ppo_epochs')}: one optimizer step a version; set it to 1"
     wanted = {
         "algorithm.filter_groups.enable": (
@@ -93,11 +94,9 @@ def _pipeline_layout(config: DictConfig) -> Iterator[str]:
             "stop for every step: set it False; generators have devices of their own in pipeline_rl"
         )
     for key in ("nnodes", "n_gpus_per_node"):
-        if int(select(config, f"{_ROLLOUT}.{key}", 0)) < 1:
+        if number(config, f"{_ROLLOUT}.{key}") < 1:
             yield f"{_ROLLOUT}.{key}={select(config, f'{_ROLLOUT}.{key}')}: generators need devices of their own"
-    tensor, on_node = (
-        int(select(config, f"{_ROLLOUT}.{key}", 1)) for key in ("tensor_model_parallel_size", "n_gpus_per_node")
-    )
+    tensor, on_node = (number(config, f"{_ROLLOUT}.{key}") for key in ("tensor_model_parallel_size", "n_gpus_per_node"))
     behind = select(config, f"{_VLLM}.tensor_parallel_size", tensor)
     if int(behind) != tensor:
         yield (
@@ -140,7 +139,7 @@ def _pipeline_layout(config: DictConfig) -> Iterator[str]:
 
 def _pipeline_engine(config: DictConfig) -> Iterator[str]:
     model = "actor_rollout_ref.model"
-    if int(select(config, f"{model}.lora_rank", 0)) > 0 or int(select(config, f"{model}.lora.rank", 0)) > 0:
+    if number(config, f"{model}.lora_rank") > 0 or number(config, f"{model}.lora.rank") > 0:
         yield (
             f"{model}.lora_rank: adapters are swapped by removing and adding them, which aborts or mixes up requests "
             "that are kept; train the whole model, or use another trainer mode"
@@ -170,7 +169,7 @@ def _compare(config: DictConfig, wanted: dict[str, tuple[Any, str]]) -> Iterator
 
 
 def _off_policy(config: DictConfig, num_updates: int) -> Iterator[str]:
-    batch, mini = int(select(config, "data.train_batch_size")), int(select(config, f"{_ACTOR}.ppo_mini_batch_size"))
+    batch, mini = number(config, "data.train_batch_size"), number(config, f"{_ACTOR}.ppo_mini_batch_size")
     if batch != mini * num_updates:
         yield (
             f"data.train_batch_size={batch}, {_ACTOR}.ppo_mini_batch_size={mini}: "
@@ -178,7 +177,7 @@ def _off_policy(config: DictConfig, num_updates: int) -> Iterator[str]:
             "batch; set train_batch_size to "
             f"{mini * num_updates}, or ppo_mini_batch_size to a {num_updates}-th of the batch"
         )
-    if int(select(config, f"{_ACTOR}.ppo_epochs", 1)) != 1:
+    if number(config, f"{_ACTOR}.ppo_epochs") != 1:
         yield (
             f"{_ACTOR}.ppo_epochs={select(config, f'{_ACTOR}.ppo_epochs')}: num_updates={num_updates} counts updates "
             "on fresh parts of the batch; set ppo_epochs to 1"

@@ -13,6 +13,7 @@ from dataclasses import fields
 
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.config_numbers import number
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import LOSS_KEYS, LOSS_SECTION, near_misses, select
 from scalerl_verl.plugins import head_settings
@@ -125,7 +126,7 @@ def _sampling(config: DictConfig, use: str) -> Iterator[str]:
     """The recorded log-prob must be that of the distribution the trainer scores."""
     if not select(config, f"{_ROLLOUT}.calculate_log_probs", False):
         yield f"{_ROLLOUT}.calculate_log_probs=False records no log-probs at sampling: {use}; set it True"
-    temperature = float(select(config, f"{_ROLLOUT}.temperature", 1.0))
+    temperature = number(config, f"{_ROLLOUT}.temperature")
     if temperature <= 0:
         yield f"{_ROLLOUT}.temperature={temperature}: greedy sampling has no log-probs ({use}); set it above 0"
     path, mode = _engine_setting(config, "logprobs_mode", "processed_logprobs")
@@ -136,7 +137,7 @@ def _sampling(config: DictConfig, use: str) -> Iterator[str]:
             f"{path}={mode} with temperature={temperature}: the recorded log-probs would be at temperature 1, the "
             f"trainer scores at the sampling temperature ({use}); set {path}=processed_logprobs"
         )
-    top_p, top_k = float(select(config, f"{_ROLLOUT}.top_p", 1.0)), int(select(config, f"{_ROLLOUT}.top_k", -1))
+    top_p, top_k = number(config, f"{_ROLLOUT}.top_p"), number(config, f"{_ROLLOUT}.top_k")
     if top_p != 1.0 or top_k not in (-1, 0):
         yield (
             f"{_ROLLOUT}.top_p={top_p}, top_k={top_k}: the log-probs of truncated sampling are not the model's, which "

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import sys
 
+from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins import config_checks, curriculum_settings, machine_checks, status
 from scalerl_verl.plugins.passing import read_pass_rule
@@ -18,6 +19,14 @@ from scalerl_verl.upstream.source_check import check_sources
 
 _POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 _OUR_POLICY_LOSS_CONFIG = "scalerl_verl.plugins.policy_loss_config.ScaleRLPolicyLossConfig"
+
+
+class RefusedRunError(ScaleRLConfigError, CompactHydraException):
+    """Contradictions of a config; Hydra prints such an error without a traceback."""
+
+
+class RefusedUpstreamError(PatchError, CompactHydraException):
+    """Another verl or vLLM than the patches were written for; Hydra prints such an error without a traceback."""
 
 
 def prepare_run(config: DictConfig) -> dict[str, str]:
@@ -39,11 +48,14 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     if not asked:
         clear_active()
         return asked
-    check_sources()
-    problems = config_checks.find_problems(config) + machine_checks.find_problems(config)
+    try:
+        check_sources()
+    except PatchError as error:
+        raise RefusedUpstreamError(str(error)) from None
+    problems = config_checks.find_problems(config, also=machine_checks.find_problems)
     problems += _ray_problems()
     if problems:
-        raise ScaleRLConfigError(problems)
+        raise RefusedRunError(problems)
     set_active()
     registry.activate()
     _select_policy_loss_config(config)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers and switches of a composed config: one table of what may stand there, one guarded reader.
+
+The start-up check looks at all of them first. What is wrong is reported and replaced by the table's own value, so that
+every other check can go on and all problems are shown at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import ACTOR, HF_OVERRIDES, MODEL, ROLLOUT, VALUES
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Number:
+    """What may stand at a key.
+
+    Args:
+        default: taken where the key is absent, or null where null is allowed.
+        least: smallest value.
+        whole: whether it has to be a whole number.
+        null: whether null may stand there.
+        most: greatest value.
+    """
+
+    default: float | None
+    least: float = -math.inf
+    whole: bool = True
+    null: bool = False
+    most: float = math.inf
+
+    @property
+    def stand_in(self) -> float | None:
+        """A value that every check can read."""
+        if self.default is not None or self.null:
+            return self.default
+        return self.least if math.isfinite(self.least) else 0
+
+    def describe(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        limits = []
+        if math.isfinite(self.least):
+            limits.append(f"of {self.least:g} or more")
+        if math.isfinite(self.most):
+            limits.append(f"up to {self.most:g}")
+        return " ".join([kind, *limits]) + (", or null" if self.null else "")
+
+    def wrong(self, value: Any) -> str | None:
+        """What to change if ``value`` is not allowed; None if it is."""
+        if value is None:
+            return None if self.null else f"give {self.describe()}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            hint = "; write it without quotes" if _is_number(value) else ""
+            return f"give {self.describe()}{hint}"
+        if self.whole and not isinstance(value, int):
+            return f"write {int(value)}" if value == value // 1 else f"give {self.describe()}"
+        return None if self.least <= value <= self.most else f"give {self.describe()}"
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return not isinstance(value, bool)
+
+
+def _whole(default: int | None = 1, least: int = 1, null: bool = False, most: float = math.inf) -> Number:
+    return Number(default, least, True, null, most)
+
+
+def _real(default: float | None, least: float = -math.inf, most: float = math.inf, null: bool = False) -> Number:
+    return Number(default, least, False, null, most)
+
+
+_COUNT, _COUNT_OR_NULL = _whole(), _whole(None, null=True)
+_FSDP, _VLLM = f"{ACTOR}.fsdp_config", f"{ROLLOUT}.engine_kwargs.vllm"
+NUMBERS: dict[str, Number] = {
+    "data.train_batch_size": _COUNT,
+    "data.gen_batch_size": _COUNT_OR_NULL,
+    "data.val_batch_size": _COUNT_OR_NULL,
+    "data.max_prompt_length": _COUNT,
+    "data.max_response_length": _COUNT,
+    "trainer.nnodes": _COUNT,
+    "trainer.n_gpus_per_node": _COUNT,
+    "trainer.total_epochs": _COUNT,
+    "trainer.total_training_steps": _COUNT_OR_NULL,
+    "trainer.test_freq": _whole(-1, -1),
+    "trainer.save_freq": _whole(-1, -1),
+    f"{ACTOR}.ppo_mini_batch_size": _COUNT,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": _COUNT_OR_NULL,
+    f"{ACTOR}.ppo_max_token_len_per_gpu": _COUNT,
+    f"{ACTOR}.ppo_epochs": _COUNT,
+    f"{ACTOR}.ulysses_sequence_parallel_size": _COUNT,
+    f"{ACTOR}.entropy_coeff": _real(0),
+    f"{ACTOR}.kl_loss_coef": _real(0),
+    f"{ACTOR}.clip_ratio": _real(0.2, 0),
+    f"{ACTOR}.clip_ratio_low": _real(0.2, 0, null=True),
+    f"{ACTOR}.clip_ratio_high": _real(0.2, 0, null=True),
+    f"{ACTOR}.clip_ratio_c": _real(3.0, 0),
+    f"{ACTOR}.grad_clip": _real(1.0, 0),
+    f"{ACTOR}.optim.lr": _real(1e-6, 0),
+    f"{ACTOR}.optim.lr_warmup_steps": _whole(-1, -1),
+    f"{ACTOR}.optim.weight_decay": _real(0.01, 0),
+    f"{_FSDP}.fsdp_size": _whole(-1, -1),
+    f"{_FSDP}.ulysses_sequence_parallel_size": _COUNT,
+    f"{MODEL}.lora_rank": _whole(0, 0),
+    f"{MODEL}.lora.rank": _whole(0, 0),
+    f"{ROLLOUT}.n": _COUNT,
+    f"{ROLLOUT}.val_kwargs.n": _COUNT,
+    f"{ROLLOUT}.prompt_length": _COUNT,
+    f"{ROLLOUT}.response_length": _COUNT,
+    f"{ROLLOUT}.max_model_len": _COUNT_OR_NULL,
+    f"{ROLLOUT}.max_num_seqs": _COUNT,
+    f"{ROLLOUT}.max_num_batched_tokens": _COUNT,
+    f"{ROLLOUT}.nnodes": _whole(0, 0),
+    f"{ROLLOUT}.n_gpus_per_node": _whole(0, 0),
+    f"{ROLLOUT}.tensor_model_parallel_size": _COUNT,
+    f"{ROLLOUT}.data_parallel_size": _COUNT,
+    f"{ROLLOUT}.pipeline_model_parallel_size": _COUNT,
+    f"{ROLLOUT}.expert_parallel_size": _COUNT,
+    f"{ROLLOUT}.gpu_memory_utilization": _real(0.5, 0, 1),
+    f"{ROLLOUT}.temperature": _real(1.0, 0),
+    f"{ROLLOUT}.top_p": _real(1.0, 0, 1),
+    f"{ROLLOUT}.top_k": _whole(-1, -1),
+    f"{ROLLOUT}.agent.num_workers": _COUNT,
+    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": _COUNT,
+    f"{_VLLM}.max_model_len": _COUNT_OR_NULL,
+    f"{_VLLM}.max_num_seqs": _COUNT_OR_NULL,
+    f"{_VLLM}.tensor_parallel_size": _COUNT_OR_NULL,
+    f"{_VLLM}.data_parallel_size": _COUNT_OR_NULL,
+    f"{_VLLM}.pipeline_parallel_size": _COUNT_OR_NULL,
+    f"{_VLLM}.gpu_memory_utilization": _real(None, 0, 1, null=True),
+    f"{_VLLM}.block_size": _COUNT_OR_NULL,
+    "ray_kwargs.ray_init.num_gpus": _whole(None, 0, null=True),
+    "ray_kwargs.ray_init.num_cpus": _whole(None, 0, null=True),
+    "ray_kwargs.ray_init.object_store_memory": _COUNT_OR_NULL,
+    "ray_kwargs.ray_init.dashboard_port": _whole(None, 0, True, 65535),
+    "transfer_queue.metrics.port": _whole(None, 0, True, 65535),
+}
+"""Keys whose numbers we read, of verl's; those of our own sections are checked with their sections."""
+SWITCHES = (
+    "trainer.use_v1",
+    "trainer.val_before_train",
+    "actor_rollout_ref.hybrid_engine",
+    f"{ACTOR}.use_dynamic_bsz",
+    f"{ACTOR}.use_kl_loss",
+    f"{_FSDP}.param_offload",
+    f"{_FSDP}.optimizer_offload",
+    f"{_FSDP}.offload_policy",
+    f"{_FSDP}.reshard_after_forward",
+    f"{MODEL}.use_remove_padding",
+    f"{MODEL}.use_fused_kernels",
+    f"{MODEL}.enable_gradient_checkpointing",
+    f"{ROLLOUT}.calculate_log_probs",
+    f"{ROLLOUT}.enforce_eager",
+    f"{ROLLOUT}.free_cache_engine",
+    f"{ROLLOUT}.multi_turn.enable",
+    "algorithm.use_kl_in_reward",
+    "algorithm.filter_groups.enable",
+    "algorithm.rollout_correction.bypass_mode",
+    "critic.enable",
+    "distillation.enabled",
+    "reward.reward_model.enable",
+)
+"""Keys that are true or false: text such as 'no' would count as true."""
+
+
+_MORE_SECTIONS = (
+    f"{MODEL}.mtp",
+    f"{ROLLOUT}.disaggregation",
+    f"{ROLLOUT}.qat",
+    f"{ROLLOUT}.checkpoint_engine.engine_kwargs.nccl",
+    "data.custom_cls",
+    "reward.custom_reward_function",
+    "reward.reward_manager",
+    "skip.rollout_tq",
+    "trainer.v1.sampler.custom_sampler",
+    "trainer.v1.sampler.sampler_kwargs",
+)
+"""Sections that the start-up checks look into, beside those above the keys of these tables."""
+
+
+def number(config: Any, path: str) -> Any:
+    """The number at a key of `NUMBERS`, or the table's default where the key is absent or null.
+
+    Raises:
+        ScaleRLConfigError: something else stands there.
+    """
+    rule, value = NUMBERS[path], _read(config, path)
+    if value is _ABSENT or (value is None and rule.null):
+        return rule.default
+    change = rule.wrong(value)
+    if change is not None:
+        raise ScaleRLConfigError([f"{path}={_shown(value)}: {change}"])
+    return value
+
+
+def check_numbers(config: Any) -> tuple[dict[str, str], Any]:
+    """Look at every number and switch.
+
+    Returns:
+        Key -> problem, and the config with what the table has in place of what is wrong: the config itself if nothing
+        is.
+    """
+    problems = {**dict(_no_sections(config)), **dict(_unresolved(config)), **dict(_wrong(config))}
+    if not problems:
+        return problems, config
+    from omegaconf import OmegaConf, open_dict
+
+    repaired = copy.deepcopy(config)
+    with open_dict(repaired):
+        for path in problems:
+            stand_in: Any = NUMBERS[path].stand_in if path in NUMBERS else {} if path in _sections() else None
+            OmegaConf.update(repaired, path, stand_in, merge=False, force_add=True)
+    return problems, repaired
+
+
+def without_consequences(problems: list[str], wrong: dict[str, str]) -> list[str]:
+    """Problems of the other checks but for those that speak of a key whose value is a stand-in."""
+    return [text for text in problems if not any(path in text for path in wrong)]
+
+
+def _sections() -> list[str]:
+    """Every section above a key that we read, the outermost first."""
+    found = set()
+    for path in (*NUMBERS, *SWITCHES, *VALUES, *(f"{section}." for section in _MORE_SECTIONS)):
+        while "." in path:
+            path = path.rpartition(".")[0]
+            found.add(path)
+    return sorted(found, key=lambda path: path.count("."))
+
+
+def _no_sections(config: Any) -> Iterator[tuple[str, str]]:
+    from omegaconf import DictConfig
+
+    for path in _sections():
+        value = _read(config, path)
+        text = isinstance(value, str) and path == HF_OVERRIDES  # vLLM takes JSON text, too
+        if value is not _ABSENT and value is not None and not text and not isinstance(value, DictConfig):
+            yield path, f"{path}={_shown(value)}: it is a section, set the keys below it"
+
+
+def _wrong(config: Any) -> Iterator[tuple[str, str]]:
+    for path, rule in NUMBERS.items():
+        value = _read(config, path)
+        change = None if value is _ABSENT else rule.wrong(value)
+        # One that refers to another key is wrong there.
+        if change is not None and not _refers(config, path):
+            yield path, f"{path}={_shown(value)}: {change}"
+    for path in SWITCHES:
+        value = _read(config, path)
+        if value is not _ABSENT and value is not None and not isinstance(value, bool) and not _refers(config, path):
+            yield path, f"{path}={_shown(value)}: give True or False"
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else repr(value) if isinstance(value, str) else str(value)
+
+
+def _read(config: Any, path: str) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.select(config, path, default=_ABSENT)
+    except OmegaConfBaseException:
+        return _ABSENT  # reported as a reference that leads nowhere
+
+
+def _refers(config: Any, path: str) -> bool:
+    from omegaconf import OmegaConf
+
+    parent, _, leaf = path.rpartition(".")
+    return bool(OmegaConf.is_interpolation(OmegaConf.select(config, parent), leaf))
+
+
+def _unresolved(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """References (``${...}``) that lead nowhere: verl would end on the first, in a worker."""
+    from omegaconf import DictConfig, ListConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    node = OmegaConf.select(config, path) if path else config
+    keys = list(node.keys()) if isinstance(node, DictConfig) else range(len(node))
+    for key in keys:
+        inner = f"{path}.{key}".lstrip(".") if isinstance(node, DictConfig) else f"{path}[{key}]"
+        if OmegaConf.is_missing(node, key):
+            continue
+        try:
+            value = node[key]
+        except OmegaConfBaseException as error:
+            raw, cause = str(OmegaConf.to_container(node, resolve=False)[key]), str(error).splitlines()[0]
+            # One that refers to a key with such a reference is wrong there.
+            if any(name in raw for name in re.findall(r"'([^']+)'", cause)) or "'" not in cause:
+                yield inner, f"{inner}={raw}: {cause}; give a value or set what it refers to"
+            continue
+        if isinstance(value, DictConfig | ListConfig) and not OmegaConf.is_interpolation(node, key):
+            yield from _unresolved(config, inner)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of the wrong type: all problems at once with the key to change, never a traceback from a check."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf, open_dict
+
+from scalerl_verl.config_numbers import NUMBERS, SWITCHES, check_numbers, number
+from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import asked_names
+from scalerl_verl.plugins.config_checks import find_problems
+from tests.unit.plugins.composed import ACTOR, ROLLOUT, compose_config
+
+WEIRD = ("", "abc", "16", -5, 1.5, None, [1], {"a": 1}, True, "${nowhere.x}", "${oc.env:NO_SUCH_VARIABLE}")
+
+
+def problems_of(path: str, value: Any) -> list[str]:
+    config = compose_config("+scalerl=recipe", f"{ACTOR}.use_dynamic_bsz=True")
+    with open_dict(config):
+        OmegaConf.update(config, path, value, merge=False, force_add=True)
+    return find_problems(config)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (f"{ROLLOUT}.n", "sixteen", "'sixteen': give a whole number of 1 or more"),
+        (f"{ROLLOUT}.n", "16", "'16': give a whole number of 1 or more; write it without quotes"),
+        (f"{ROLLOUT}.n", 16.0, "16.0: write 16"),
+        (f"{ROLLOUT}.n", True, "True: give a whole number"),
+        ("data.max_response_length", "14k", "'14k': give a whole number of 1 or more"),
+        ("trainer.n_gpus_per_node", "", "'': give a whole number of 1 or more"),
+        ("trainer.n_gpus_per_node", 0, "0: give a whole number of 1 or more"),
+        ("trainer.nnodes", None, "null: give a whole number of 1 or more"),
+        (f"{ROLLOUT}.gpu_memory_utilization", 72, "72: give a number of 0 or more up to 1"),
+        (f"{ACTOR}.optim.lr", float("nan"), "nan: give a number of 0 or more"),
+        (f"{ACTOR}.use_kl_loss", "no", "'no': give True or False"),
+        (f"{ROLLOUT}.n", "${nowhere.x}", "Interpolation key 'nowhere.x' not found"),
+        (f"{ROLLOUT}.agent", "forced_interruption", "'forced_interruption': it is a section, set the keys below it"),
+        (f"{ACTOR}.policy_loss", "scalerl_cispo", "'scalerl_cispo': it is a section, set the keys below it"),
+    ],
+)
+def test_one_wrong_value_is_one_problem_with_what_is_allowed(path: str, value: Any, says: str) -> None:
+    (problem,) = problems_of(path, value)
+    assert problem.startswith(f"{path}=") and says in problem
+
+
+def test_value_that_others_refer_to_is_reported_once_and_where_it_stands() -> None:
+    (problem,) = problems_of("data.train_batch_size", "48 prompts")
+    assert problem.startswith("data.train_batch_size=")
+
+
+def test_every_number_and_switch_of_verl_s_own_config_is_allowed_as_it_comes() -> None:
+    config = compose_config()
+    assert check_numbers(config) == ({}, config)
+    present = [path for path in (*NUMBERS, *SWITCHES) if OmegaConf.select(config, path, default="absent") != "absent"]
+    assert len(present) > 50, "the tables name keys that verl does not have"
+
+
+def test_reader_of_one_number_gives_its_default_or_refuses() -> None:
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": "x", "top_k": None, "max_model_len": None}}})
+    assert number(config, f"{ROLLOUT}.temperature") == 1.0
+    assert number(config, f"{ROLLOUT}.max_model_len") is None
+    for path in (f"{ROLLOUT}.n", f"{ROLLOUT}.top_k"):
+        with pytest.raises(ScaleRLConfigError, match=path):
+            number(config, path)
+
+
+def leaves(section: Any, path: str = "") -> list[str]:
+    if isinstance(section, dict) and section:
+        below = [leaf for key, value in section.items() for leaf in leaves(value, f"{path}.{key}".lstrip("."))]
+        return [*([path] if path else []), *below]
+    return [path]
+
+
+@pytest.mark.parametrize("preset", ["scalerl", "[grpo,ppo_off_policy,curriculum]"])
+def test_checks_survive_whatever_stands_anywhere(preset: str) -> None:
+    config = compose_config(f"+scalerl={preset}")
+    paths = [path for path in leaves(OmegaConf.to_container(config, resolve=False)) if "-" not in path]
+    places = random.Random(0).sample([(path, value) for path in paths for value in WEIRD], 150)
+    for path, value in places:
+        broken = compose_config(f"+scalerl={preset}")
+        with open_dict(broken):
+            OmegaConf.update(broken, path, value, merge=False)
+        asked_names(broken)
+        assert all(isinstance(problem, str) for problem in find_problems(broken)), (path, value)
+
+
+def test_run_is_refused_once_with_all_problems_and_without_a_traceback(tmp_path: Path) -> None:
+    overrides = [
+        "+scalerl=recipe",
+        f"{ROLLOUT}.n=sixteen",
+        "data.max_response_length=14k",
+        "trainer.n_gpus_per_node=",
+        "trainer.nnodes=0",
+        "reward_model.reward_manager=dapo",
+        "sandbox_fusion.url=http://sandbox",
+        f"actor_rollout_ref.model.path={tmp_path}/absent",
+    ]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "HYDRA_"))}
+    environment |= {"PYTHONPATH": os.environ.get("PYTHONPATH") or str(Path.cwd()), "VERL_PLATFORM": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+    refusal = done.stderr[done.stderr.index("scalerl_verl refuses to start this run:") :]
+    for override in overrides[1:]:
+        key = override.partition("=")[0]
+        assert refusal.count(f" {key}=") == 1, (key, refusal)
+    assert "set reward.reward_manager.name=dapo instead" in refusal
+    assert "Started a local Ray instance" not in done.stderr
