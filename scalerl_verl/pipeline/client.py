@@ -13,8 +13,8 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from scalerl_verl.errors import RequestFailedError
-from scalerl_verl.pipeline.failures import as_coroutine
-from scalerl_verl.pipeline.settings import pipeline_settings
+from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
+from scalerl_verl.pipeline.settings import PipelineSettings, pipeline_settings
 
 logger = logging.getLogger(__name__)
 LOOKS = 8
@@ -29,6 +29,11 @@ class PipelineClient(LLMServerClient):
     A second attempt starts from the prompt: its tokens share the one budget of the response, and its versions start
     with the weights of the moment, so the bound of its group holds as before.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unreachable: set[str] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
@@ -48,38 +53,51 @@ class PipelineClient(LLMServerClient):
         _refuse_media(kwargs)
         settings = pipeline_settings(self.config)
         causes: list[str] = []
-        while len(causes) < settings.max_attempts:
+        num_unreachable = 0
+        while len(causes) - num_unreachable < settings.max_attempts and num_unreachable <= settings.max_strikes:
             # Another id for another attempt: the balancer would send the same one to the same server.
             sticky_id = f"{request_id}-{len(causes)}" if causes else request_id
             try:
                 priority = int(kwargs.get("priority", 0))
-                output = await self._attempt(
-                    sticky_id, prompt_ids, dict(sampling_params), priority, settings.request_timeout_s
-                )
+                output = await self._attempt(sticky_id, prompt_ids, dict(sampling_params), priority, settings)
             except _AttemptError as error:
                 causes.append(str(error))
                 logger.warning("request %s: attempt %d came to nothing: %s", request_id, len(causes), error)
+                if error.pause_s is not None:
+                    num_unreachable += 1
+                    await asyncio.sleep(error.pause_s)
                 continue
             output.extra_fields["reissues"] = len(causes)
             return output
         raise RequestFailedError(f"request {request_id} failed {len(causes)} times: {'; '.join(causes)}")
 
     async def _attempt(
-        self, sticky_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], priority: int, timeout_s: float
+        self,
+        sticky_id: str,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        priority: int,
+        settings: PipelineSettings,
     ) -> TokenOutput:
-        server_id, server = await self._acquire_server(
-            sticky_id, prompt_ids=prompt_ids, sampling_params=sampling_params
-        )
+        try:
+            server_id, server = await self._acquire_server(
+                sticky_id, prompt_ids=prompt_ids, sampling_params=sampling_params
+            )
+        except ray.exceptions.ActorUnavailableError as error:
+            raise _AttemptError("the load balancer could not be reached", strike_pause_s(1)) from error
         engine_id = uuid4().hex
         try:
             call = server.generate.remote(
                 prompt_ids=prompt_ids, sampling_params=sampling_params, request_id=engine_id, priority=priority
             )
-            output = await self._answer(call, server, engine_id, timeout_s)
+            output = await self._answer(call, server, engine_id, settings.request_timeout_s)
         except asyncio.TimeoutError:
             await self._abort(server, engine_id)
-            raise _AttemptError(f"no result from {server_id} within {timeout_s:g} s") from None
+            raise _AttemptError(f"no result from {server_id} within {settings.request_timeout_s:g} s") from None
         except ray.exceptions.RayError as error:
+            if is_unreachable(error):
+                pause_s = await self._note_unreachable(server_id, server, engine_id, settings.max_strikes)
+                raise _AttemptError(f"{server_id} could not be reached", pause_s) from error
             if not is_dead_generator(error):
                 raise
             # Nobody else should be sent there; the weight updater takes it out of its group by itself.
@@ -87,9 +105,34 @@ class PipelineClient(LLMServerClient):
             raise _AttemptError(f"generator {server_id} died") from error
         finally:
             self._release_server(server_id, request_id=sticky_id)
+        if server_id in self._unreachable:
+            self._unreachable.discard(server_id)
+            self._load_balancer.report_reached.remote(server_id)
         if output.stop_reason == "aborted":
             raise _AttemptError(f"{server_id} aborted it")
         return output
+
+    async def _note_unreachable(self, server_id: str, server: Any, engine_id: str, max_strikes: int) -> float:
+        """Seconds until another attempt has a chance; the lost one is ended when its server is there again."""
+        self._unreachable.add(server_id)
+        task = asyncio.ensure_future(self._abort_when_reached(server, engine_id, max_strikes))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+        return float(await self._load_balancer.report_unreachable.remote(server_id, max_strikes))
+
+    async def _abort_when_reached(self, server: Any, engine_id: str, max_strikes: int) -> None:
+        """Nobody waits for the request any more; an engine that never hears of that would generate it to its end."""
+        for strike in range(max_strikes):
+            await asyncio.sleep(strike_pause_s(strike) if strike else 0.0)
+            try:
+                await asyncio.wait_for(as_coroutine(server.abort_request.remote(engine_id)), ABORT_TIMEOUT_S)
+                return
+            except asyncio.TimeoutError:
+                continue
+            except ray.exceptions.RayError as error:
+                if not is_unreachable(error):
+                    return
+        logger.warning("request %s could not be aborted: its generator was not reached again", engine_id)
 
     async def _answer(self, call: Any, server: Any, engine_id: str, timeout_s: float) -> TokenOutput:
         """The result of a request, which has ``timeout_s`` seconds for it from the first look that finds it in a slot.
@@ -124,13 +167,17 @@ class PipelineClient(LLMServerClient):
 
 
 class _AttemptError(Exception):
-    """An attempt that is worth another one."""
+    """An attempt that is worth another one; after ``pause_s`` seconds if its server could not be reached."""
+
+    def __init__(self, cause: str, pause_s: float | None = None) -> None:
+        super().__init__(cause)
+        self.pause_s = pause_s
 
 
 def is_dead_generator(error: BaseException) -> bool:
     """Whether a call failed because the server's process, or the engine behind it, is gone."""
     if isinstance(error, ray.exceptions.RayActorError):
-        return True
+        return not is_unreachable(error)
     # The class is vLLM's, which this process need not have imported.
     return type(getattr(error, "cause", None)).__name__ == "EngineDeadError"
 

@@ -1,16 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a response came to nothing, told to the trainer: verl's queue only says that it did."""
+"""Failures of generators and responses: which pass by themselves, and how the trainer learns of the others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 import transfer_queue as tq
 
 ERROR_TAG = "scalerl_error"
 """Tag of a prompt's row that holds the last error of its agent loops."""
 MAX_CHARACTERS = 500
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 120.0
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether a call did not get through to an actor that may well live: Ray says that it may come back."""
+    return isinstance(error, ray.exceptions.ActorUnavailableError)
+
+
+def strike_pause_s(strikes: int) -> float:
+    """Seconds to leave a generator alone that could not be reached ``strikes`` times in a row: 10, 20, 40, 80, 120."""
+    return min(FIRST_PAUSE_S * 2.0 ** (strikes - 1), LONGEST_PAUSE_S)
 
 
 def describe(error: BaseException) -> str:

@@ -38,6 +38,8 @@ class PipelineSettings:
             died in it or a network that is gone: generators that do not answer are left out, and without any the run
             ends. The same limit holds for ending the process group of a transfer that failed.
         max_attempts: how often a request, and then its group, is tried before it is given up.
+        max_strikes: how often in a row a generator whose process may live cannot be reached, or does not answer, before
+            it is left out; it is left alone for 10, 20, 40, ... seconds in between. One that died is left out at once.
         parameter_sync_step: 1; verl reads this key of the section of every trainer.
     """
 
@@ -47,6 +49,7 @@ class PipelineSettings:
     request_timeout_s: float = 3600.0
     transfer_timeout_s: float = 900.0
     max_attempts: int = 3
+    max_strikes: int = 5
     parameter_sync_step: int = 1
 
     def __post_init__(self) -> None:
@@ -60,8 +63,9 @@ class PipelineSettings:
             limit = getattr(self, key)
             if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit) or limit <= 0:
                 problems.append(f"{key}={limit!r} must be a positive number of seconds")
-        if not _is_count(self.max_attempts, 1):
-            problems.append(f"max_attempts={self.max_attempts!r} must be a whole number, 1 or more")
+        for key in ("max_attempts", "max_strikes"):
+            if not _is_count(getattr(self, key), 1):
+                problems.append(f"{key}={getattr(self, key)!r} must be a whole number, 1 or more")
         if self.parameter_sync_step != 1:
             problems.append(
                 f"parameter_sync_step={self.parameter_sync_step!r}: every optimizer step is a version of its own that "

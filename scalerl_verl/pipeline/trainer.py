@@ -82,16 +82,18 @@ class PPOTrainerPipelineRL(PPOTrainer):
                     "versions, so trainer.v1.trainer_mode=pipeline_rl takes text models only; use another trainer_mode"
                 ]
             )
+        from scalerl_verl.pipeline.balancer import PipelineBalancer
         from scalerl_verl.pipeline.server import PipelineServerManager
         from scalerl_verl.pipeline.weights import WeightUpdater
 
-        self.rollout_servers = PipelineServerManager.create(config=self.config)
+        self.rollout_servers = PipelineServerManager.create(config=self.config, load_balancer_cls=PipelineBalancer)
         self.weight_updater = WeightUpdater(
             config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
             actor_wg=self.actor_rollout_wg,
             replicas=self.rollout_servers.get_replicas(),
             settings=self._settings,
             on_lost=self._remove_from_balancer,
+            serving=lambda: ray.get(self.rollout_servers.global_load_balancer.get_all_servers.remote()),
         )
 
     def _remove_from_balancer(self, replicas: Sequence[Any]) -> None:

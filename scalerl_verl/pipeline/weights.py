@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import ray
@@ -19,7 +19,7 @@ from verl.utils.ray_utils import auto_await
 
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError
 from scalerl_verl.names import GLOO
-from scalerl_verl.pipeline.failures import as_coroutine
+from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
 from scalerl_verl.pipeline.settings import PipelineSettings
 from scalerl_verl.pipeline.staging import StagingBuffer
 
@@ -72,15 +72,18 @@ class StagingWorker(CheckpointEngineWorker):
 
 
 class WeightUpdater(CheckpointEngineManager):
-    """Hands each version to all generators without aborting a request; leaves out those that died.
+    """Hands each version to all generators without aborting a request; leaves out those that died or are out of reach.
 
     Args:
         config: verl's checkpoint-engine config.
         actor_wg: the trainer's workers.
         replicas: the generators.
         settings: ours.
-        on_lost: called with the replicas that are found dead.
+        on_lost: called with the replicas that are left out.
+        serving: addresses to which requests still go; None: all. A replica that gets none has no business here either.
     """
+
+    _serving: Callable[[], Collection[str]] | None = None
 
     def __init__(
         self,
@@ -89,12 +92,14 @@ class WeightUpdater(CheckpointEngineManager):
         replicas: list[Any],
         settings: PipelineSettings,
         on_lost: Callable[[Sequence[Any]], None],
+        serving: Callable[[], Collection[str]] | None = None,
     ) -> None:
         super().__init__(config=config, actor_wg=actor_wg, replicas=list(replicas))
         self._settings = settings
         # gloo delivers into host memory, whatever is asked for.
         self._staging = "host" if self.backend == GLOO and settings.staging == "device" else settings.staging
         self._on_lost = on_lost
+        self._serving = serving
         self._rollout: Any = None  # verl's worker group over all generators, while their process group stands
         self._layouts: set[str] = set()  # of staged weights, known to the generators they belong to
         self._hung: set[int] = set()  # ranks of generators that did not end their part of an update
@@ -112,14 +117,21 @@ class WeightUpdater(CheckpointEngineManager):
             WeightSyncError: a living generator could not take the weights, or the transfer hangs although all live.
         """
         await self._leave_out_dead()
-        try:
-            return await self._update(global_steps)
-        except Exception:
-            # A peer that dies in the middle fails the collective for all; once it is out, the rest can go on.
-            if not await self._leave_out_dead():
-                raise
-            logger.exception("a generator died during the update to version %d; trying without it", global_steps)
-            return await self._update(global_steps)
+        strikes = 0
+        while True:
+            try:
+                return await self._update(global_steps)
+            except Exception as error:
+                strikes += 1
+                # A peer that dies in the middle fails the collective for all; once it is out, the rest can go on.
+                if await self._leave_out_dead():
+                    logger.exception("a generator was lost in the update to version %d; again without it", global_steps)
+                elif is_unreachable(error) and strikes < self._settings.max_strikes:
+                    logger.exception("a generator was out of reach in the update to version %d; again", global_steps)
+                    if self._rollout is not None:  # others may still be in its collective
+                        await self._forget_group()
+                else:
+                    raise
 
     @auto_await
     async def check_generators(self) -> None:
@@ -244,29 +256,42 @@ class WeightUpdater(CheckpointEngineManager):
         return dict(await replica.servers[0].finish_update.remote(version, self._settings.recomputes))
 
     async def _leave_out_dead(self) -> bool:
-        """Take replicas that do not answer out of the group; whether there were any."""
+        """Take replicas that do not answer, or get no requests any more, out of the group; whether there were any."""
+        unserving = self._find_unserving()
         answers = await asyncio.gather(*[self._is_alive(replica) for replica in self.replicas])
-        dead = [replica for replica, alive in zip(self.replicas, answers, strict=True) if not alive]
+        alive = [replica for replica, answer in zip(self.replicas, answers, strict=True) if answer]
+        dead = [replica for replica in self.replicas if replica not in alive or replica in unserving]
         if not dead:
             return False
         self.remove_replicas(dead)
         self._on_lost(dead)
-        hung = [replica for replica in dead if replica.replica_rank in self._hung]
-        await asyncio.gather(*[self._give_up(replica) for replica in hung])
+        await asyncio.gather(*[self._give_up(replica) for replica in dead])
         if not self.replicas:
             raise GeneratorsLostError(
-                "every generator of this run is dead or hung; look for the first error of a vLLM engine"
+                "every generator of this run is dead, hung or out of reach; look for the first error of a vLLM engine"
             )
         if self._rollout is not None:
             await self._forget_group()
         return True
 
+    def _find_unserving(self) -> list[Any]:
+        if self._serving is None:
+            return []
+        try:
+            serving = self._serving()
+        except ray.exceptions.ActorUnavailableError as error:
+            logger.warning("the load balancer is out of reach: %r", error)
+            return []
+        return [replica for replica in self.replicas if replica.server_address not in serving]
+
     async def _give_up(self, replica: Any) -> None:
-        """Have the server of a hung engine send its requests back, which would wait for their time-out otherwise."""
+        """Have a server send its requests back, which would wait for their time-out or for nobody otherwise."""
         try:
             await asyncio.wait_for(as_coroutine(replica.servers[0].give_up.remote()), HEALTH_TIMEOUT_S)
+        except ray.exceptions.ActorDiedError:
+            return  # and so are its requests
         except (ray.exceptions.RayError, asyncio.TimeoutError) as error:
-            logger.warning("generator %s is hung and keeps its requests: %r", replica.replica_rank, error)
+            logger.warning("generator %s is left out and keeps its requests: %r", replica.replica_rank, error)
 
     async def _forget_group(self) -> None:
         """End the group on those that live; the next update builds one without the dead.
@@ -282,14 +307,21 @@ class WeightUpdater(CheckpointEngineManager):
     async def _is_alive(self, replica: Any) -> bool:
         if replica.replica_rank in self._hung:
             return False
-        questions = [server.check_alive.remote() for server in replica.servers]
-        questions += [worker.get_replica_rank.remote() for worker in replica.workers]
-        try:
-            await asyncio.wait_for(asyncio.gather(*map(as_coroutine, questions)), HEALTH_TIMEOUT_S)
-        except (ray.exceptions.RayError, asyncio.TimeoutError) as error:
-            logger.warning("generator %s is lost: %s", replica.replica_rank, str(error).strip().splitlines()[-1:])
-            return False
-        return True
+        for strike in range(1, self._settings.max_strikes + 1):
+            questions = [server.check_alive.remote() for server in replica.servers]
+            questions += [worker.get_replica_rank.remote() for worker in replica.workers]
+            try:
+                await asyncio.wait_for(asyncio.gather(*map(as_coroutine, questions)), HEALTH_TIMEOUT_S)
+                return True
+            except (ray.exceptions.RayError, asyncio.TimeoutError) as error:
+                cause = str(error).strip().splitlines()[-1:] or "no answer"
+                if not is_unreachable(error) and not isinstance(error, asyncio.TimeoutError):
+                    logger.warning("generator %s is lost: %s", replica.replica_rank, cause)
+                    return False
+                logger.warning("generator %s is out of reach (%d): %s", replica.replica_rank, strike, cause)
+                if is_unreachable(error) and strike < self._settings.max_strikes:
+                    await asyncio.sleep(strike_pause_s(strike))
+        return False
 
 
 def _summarise(updates: list[dict[str, float]], transfer_s: float) -> dict[str, float]:

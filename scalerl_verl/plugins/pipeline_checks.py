@@ -77,6 +77,7 @@ def _pipeline_batches(config: DictConfig) -> Iterator[str]:
         "trainer.v1.sampler.custom_sampler.path": (None, "the admission rule is the sampler"),
         "skip.rollout_tq.enable": (False, "replayed rollouts carry no versions"),
         f"{_ROLLOUT}.full_determinism": (False, "requests need ids of their own"),
+        f"{_ROLLOUT}.router_config_path": (None, "its load balancer is its own: it spares generators out of reach"),
     }
     yield from _compare(config, wanted)
     loop = select(config, f"{_ROLLOUT}.agent.default_agent_loop", "single_turn_agent")

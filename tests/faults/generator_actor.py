@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,9 @@ class GeneratorActor(PipelineHttpServer):
     def __init__(self) -> None:
         furnish(self, StubEngine(), max_model_len=64, prompt_length=16, response_length=16)
 
+    async def get_pid(self) -> int:
+        return os.getpid()
+
     async def num_running(self) -> int:
         return len(self.engine.running)
 
@@ -96,10 +100,14 @@ class Replica(SimpleNamespace):
     __hash__ = object.__hash__  # verl puts replicas into a set
 
 
-def start_generator(rank: int) -> Replica:
-    """A generator as two Ray actors, let in as many calls as a replica of ours lets in."""
+def start_generators(num: int) -> list[Replica]:
+    """Generators as two Ray actors each, which let in as many calls as a replica of ours."""
     limit = PipelineReplica.max_concurrency.fget(SimpleNamespace(config=SimpleNamespace(max_num_seqs=256)))  # type: ignore[attr-defined]
-    server = ray.remote(GeneratorActor).options(num_cpus=0, max_concurrency=limit).remote()
-    worker = ray.remote(Worker).options(num_cpus=0).remote()
-    ray.get([server.check_alive.remote(), worker.get_replica_rank.remote()])
-    return Replica(replica_rank=rank, servers=[server], workers=[worker], server_address=f"generator-{rank}")
+    server_class = ray.remote(GeneratorActor).options(num_cpus=0, max_concurrency=limit)
+    worker_class = ray.remote(Worker).options(num_cpus=0)
+    servers, workers = ([cls.remote() for _ in range(num)] for cls in (server_class, worker_class))
+    ray.get([server.check_alive.remote() for server in servers] + [w.get_replica_rank.remote() for w in workers])
+    return [
+        Replica(replica_rank=rank, servers=[server], workers=[worker], server_address=f"generator-{rank}")
+        for rank, (server, worker) in enumerate(zip(servers, workers, strict=True))
+    ]

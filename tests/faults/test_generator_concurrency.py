@@ -15,7 +15,7 @@ import ray
 
 from scalerl_verl.pipeline import weights
 from scalerl_verl.pipeline.settings import PipelineSettings
-from tests.faults.generator_actor import Replica, start_generator
+from tests.faults.generator_actor import Replica, start_generators
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -27,7 +27,7 @@ NUM_REQUESTS = 7000
 def generator() -> Iterator[Replica]:
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
     try:
-        yield start_generator(0)
+        yield start_generators(1)[0]
     finally:
         ray.shutdown()
 

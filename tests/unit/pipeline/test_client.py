@@ -22,6 +22,7 @@ install_vllm_alias()
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 
 from scalerl_verl.errors import RequestFailedError  # noqa: E402
+from scalerl_verl.pipeline import failures  # noqa: E402
 from scalerl_verl.pipeline.client import PipelineClient, is_dead_generator  # noqa: E402
 
 
@@ -74,6 +75,9 @@ class StubBalancer:
         self.require_release_fields = Remote(self._no_fields)
         self.acquire_server, self.remove_servers = Remote(self._acquire), Remote(self._remove)
         self.release_server = Remote(self._release)
+        self.unreachable: list[str] = []
+        self.reached: list[str] = []
+        self.report_unreachable, self.report_reached = Remote(self._unreachable), Remote(self.reached.append)
 
     async def _no_fields(self) -> list[str]:
         return []
@@ -87,6 +91,10 @@ class StubBalancer:
 
     def _release(self, server_id: str) -> None:
         self.open -= 1
+
+    async def _unreachable(self, server_id: str, max_strikes: int) -> float:
+        self.unreachable.append(server_id)
+        return 0.0
 
     async def _remove(self, server_ids: list[str]) -> None:
         self.removed += server_ids
@@ -108,6 +116,10 @@ def generate(client: PipelineClient, **more: Any) -> TokenOutput:
 
 def dead_engine() -> ray.exceptions.RayTaskError:
     return ray.exceptions.RayTaskError("generate", "traceback", EngineDeadError("dead"))
+
+
+def unreachable() -> ray.exceptions.ActorUnavailableError:
+    return ray.exceptions.ActorUnavailableError("rpc timeout", b"0" * 16)
 
 
 def test_request_that_answers_is_sent_once() -> None:
@@ -181,6 +193,7 @@ def test_media_are_refused() -> None:
 def test_only_death_is_death() -> None:
     assert is_dead_generator(dead_engine()) and is_dead_generator(ray.exceptions.ActorDiedError())
     assert not is_dead_generator(ray.exceptions.RayTaskError("f", "t", ValueError()))
+    assert not is_dead_generator(unreachable())
 
 
 def test_abort_that_did_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,3 +216,26 @@ def test_time_in_the_queue_is_no_hang() -> None:
     output = generate(client)
     assert output.token_ids == [7] and output.extra_fields["reissues"] == 1
     assert server.queued == [], "two periods of waiting for a slot, and one with it"
+
+
+def test_generator_out_of_reach_is_reported_and_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a passing network fault takes a generator out of the balancer for good."""
+    monkeypatch.setattr(failures, "FIRST_PAUSE_S", 0.0)
+    server = StubServer([unreachable(), unreachable(), [7], [8]])
+    client, balancer = make_client(server)
+    output = generate(client)
+    assert output.token_ids == [7] and output.extra_fields["reissues"] == 2
+    assert balancer.unreachable == ["server-0"] * 2 and balancer.removed == []
+    assert balancer.reached == ["server-0"], "an answer clears its strikes"
+    assert server.aborted == [call["request_id"] for call in server.calls[:2]], "the engine may have the lost ones"
+    generate(client)
+    assert balancer.reached == ["server-0"], "said once"
+
+
+def test_attempts_that_reached_nobody_are_counted_by_strikes() -> None:
+    """Three attempts are allowed, five strikes by default: a request outlives what its generator outlives."""
+    server = StubServer([*[unreachable() for _ in range(5)], [7]])
+    assert generate(make_client(server)[0]).token_ids == [7]
+    server = StubServer([unreachable() for _ in range(9)])
+    with pytest.raises(RequestFailedError, match="failed 6 times: server-0 could not be reached"):
+        generate(make_client(server)[0])

@@ -18,6 +18,7 @@ from scalerl_verl.platform.vllm_alias import install_vllm_alias
 install_vllm_alias()
 import scalerl_verl.platform.gloo_checkpoint  # noqa: E402,F401
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError  # noqa: E402
+from scalerl_verl.pipeline import failures, weights  # noqa: E402
 from scalerl_verl.pipeline.settings import PipelineSettings  # noqa: E402
 from scalerl_verl.pipeline.weights import WeightUpdater  # noqa: E402
 
@@ -92,7 +93,7 @@ class World:
             f"server-{number}", self.log, {name: [dict(UPDATE) for _ in range(9)] for name in ("swap", "finish_update")}
         )
         worker = Stub(f"worker-{number}", self.log, {"stage_weights": [(f"layout-{number}", b"") for _ in range(9)]})
-        return Replica(replica_rank=number, servers=[server], workers=[worker])
+        return Replica(replica_rank=number, servers=[server], workers=[worker], server_address=f"address-{number}")
 
     async def build(self) -> None:
         self.num_built += 1
@@ -269,3 +270,84 @@ def test_process_group_that_cannot_be_ended_ends_the_run(monkeypatch: pytest.Mon
     world.replicas[1].servers[0].answers["check_alive"] = ray.exceptions.ActorDiedError()
     with pytest.raises(WeightSyncError, match=r"ending the process group .*still in it: trainer rank 0\."):
         world.updater.update_weights(2)
+
+
+def unreachable() -> ray.exceptions.ActorUnavailableError:
+    return ray.exceptions.ActorUnavailableError("rpc timeout", b"0" * 16)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "FIRST_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_generator_out_of_reach_for_a_moment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a passing network fault takes a generator out of the run for good."""
+    world = World(monkeypatch)
+    world.replicas[0].servers[0].answers["check_alive"] = [unreachable(), unreachable(), None]
+    world.replicas[1].workers[0].answers["get_replica_rank"] = [unreachable(), 0]
+    assert world.updater.update_weights(1)["scalerl/pipeline/replicas"] == 2 and world.lost == []
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_generator_that_stays_out_of_reach_is_left_out_and_told_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, max_strikes=2)
+    world.replicas[0].servers[0].answers["check_alive"] = [unreachable() for _ in range(9)]
+    assert world.updater.update_weights(1)["scalerl/pipeline/replicas"] == 1
+    assert world.lost == [world.replicas[0]] and world.calls("server-0") == ["give_up"]
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_generator_that_does_not_answer_has_its_strikes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "HEALTH_TIMEOUT_S", 0.05)
+    world = World(monkeypatch, max_strikes=2)
+    world.replicas[0].servers[0].answers["check_alive"] = [HANG, None]
+    world.updater.check_generators()
+    assert world.lost == []
+    world.replicas[0].servers[0].answers["check_alive"] = HANG
+    world.updater.check_generators()
+    assert world.lost == [world.replicas[0]]
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(("owner", "method"), [("servers", "swap"), ("workers", "stage_weights")])
+def test_update_in_which_a_generator_is_out_of_reach_for_a_moment_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, owner: str, method: str
+) -> None:
+    """Fault: a passing network fault in the middle of an update ends the run."""
+    world = World(monkeypatch)
+    world.updater.update_weights(1)
+    actor = getattr(world.replicas[0], owner)[0]
+    actor.answers[method].insert(0, unreachable())
+    assert world.updater.update_weights(2)["scalerl/pipeline/replicas"] == 2
+    assert world.lost == [] and world.num_built == 2, "others may have been in the collective: it is built anew"
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_update_that_never_gets_through_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, max_strikes=3)
+    world.replicas[0].servers[0].answers["swap"] = [unreachable() for _ in range(9)]
+    with pytest.raises(ray.exceptions.ActorUnavailableError):
+        world.updater.update_weights(1)
+    assert world.calls("server-0") == ["swap"] * 3
+
+
+def test_generator_that_gets_no_requests_gets_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: one that the balancer has removed idles, receives weights, and counts as a replica."""
+    world = World(monkeypatch)
+    serving = ["address-0", "address-1"]
+    world.updater._serving = lambda: serving
+    assert world.updater.update_weights(1)["scalerl/pipeline/replicas"] == 2
+    serving.remove("address-1")
+    assert world.updater.update_weights(2)["scalerl/pipeline/replicas"] == 1
+    assert world.lost == [world.replicas[1]] and world.calls("server-1") == ["swap", "give_up"]
+
+
+def test_balancer_out_of_reach_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[str]:
+        raise unreachable()
+
+    world = World(monkeypatch)
+    world.updater._serving = fail
+    assert world.updater.update_weights(1)["scalerl/pipeline/replicas"] == 2

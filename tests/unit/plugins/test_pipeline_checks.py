@@ -60,6 +60,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "tool agent": ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "does not pass on the versions"),
     "groups thrown away": ({"algorithm.filter_groups.enable": True}, "throws generated groups away"),
     "another sampler": ({"trainer.v1.sampler.custom_sampler.path": "x.py"}, "the admission rule is the sampler"),
+    "another balancer": ({f"{ROLLOUT}.router_config_path": "router.yaml"}, "its load balancer is its own"),
     "equal request ids": ({f"{ROLLOUT}.full_determinism": True}, "requests need ids of their own"),
     "colocated reward model": ({"reward.reward_model.enable": True}, "a reward model needs devices of its own"),
 }
