@@ -97,8 +97,9 @@ def test_sequence_parallelism_makes_room_for_long_sequences(capsys: pytest.Captu
 def test_lengths_have_to_fit_the_engine_and_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     long = [text for text in RUN if "max_model_len" not in text]
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent"
-    said = problems(capsys, *long, "actor_rollout_ref.rollout.max_model_len=16000", loop)
-    assert "2048 + 14336 = 16384 tokens exceed actor_rollout_ref.rollout.max_model_len=16000" in said
+    assert main(["plan", *long, "actor_rollout_ref.rollout.max_model_len=16000", loop]) == 1, "the run is refused, too"
+    said = capsys.readouterr().err
+    assert "actor_rollout_ref.rollout.max_model_len=16000 is less than" in said and "16384" in said
     said = problems(capsys, *long, "actor_rollout_ref.rollout.max_model_len=40000")
     assert "exceeds the 32768 positions of the model" in said
 
