@@ -37,7 +37,7 @@ SECTIONS: dict[str, Any] = {
     "trainer.v1.ppo_off_policy": OffPolicySettings,
 }
 """Section of the config -> the class that reads it, whose docstring describes every key."""
-FILLED_IN = {"data.sampler.min_prompts": "one batch"}
+FILLED_IN = {"data.sampler.min_prompts": "one batch", "data.sampler.min_responses": "half a group"}
 """Keys whose default is another one in a run than in the class."""
 OTHER_KEYS = {
     "data.sampler.log_file": (

@@ -63,8 +63,9 @@ METRICS: dict[str, str] = {
     "loss/capped_frac_neg": "the same of negative advantage",
     "loss/ess_frac": "effective sample size of the capped ratios, as a fraction of the tokens",
     "loss/out_of_range_frac": "tokens masked by `token_mask_range`",
-    "loss/out_of_range_tokens_sum": "their number",
-    "loss/nonfinite_tokens_sum": "tokens without a usable log-prob: they contribute nothing",
+    "loss/out_of_range_tokens_sum": "their number, over all optimizer steps on the batch",
+    "loss/nonfinite_tokens_sum": "tokens without a usable log-prob, over all optimizer steps on the batch: they "
+    "contribute nothing",
     "mismatch/log_ratio_abs_mean": "|log-ratio| of trainer and generator, mean over tokens; with `scalerl_cispo` or "
     "the FP32 head",
     "mismatch/log_ratio_abs_max": "its maximum over tokens",
@@ -84,7 +85,7 @@ METRICS: dict[str, str] = {
     "data/prompts_single_sum": "prompts with one response, which carries no signal",
     "data/rows_kept_sum": "rows that train",
     "data/rows_left_out_sum": "rows that a reward shaping left out",
-    "data/skipped_updates_sum": "optimizer steps skipped because no row had a signal",
+    "data/skipped_updates_sum": "optimizer steps skipped because no row had a signal and the loss has no other term",
     "data/curriculum_epoch_max": "epoch of no-positive-resampling: a pass over what is left",
     "data/curriculum_prompts_remaining_min": "prompts still drawn",
     "data/curriculum_dropped_this_epoch_max": "prompts dropped when this epoch began",

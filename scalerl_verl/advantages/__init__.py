@@ -4,7 +4,13 @@
 from scalerl_verl.advantages.estimator import ADV_NORMS, ZERO_VARIANCE_MODES, AdvantageResult, scalerl_advantages
 from scalerl_verl.advantages.sessions import Sessions, index_sessions, session_advantages
 from scalerl_verl.advantages.weights import row_weights
-from scalerl_verl.advantages.zero_variance import GroupKind, GroupStats, classify_groups, index_groups
+from scalerl_verl.advantages.zero_variance import (
+    GroupKind,
+    GroupStats,
+    classify_groups,
+    index_groups,
+    rounding_error,
+)
 
 __all__ = [
     "ADV_NORMS",
@@ -16,6 +22,7 @@ __all__ = [
     "classify_groups",
     "index_groups",
     "index_sessions",
+    "rounding_error",
     "row_weights",
     "scalerl_advantages",
     "session_advantages",

@@ -44,6 +44,7 @@ def scalerl_advantages(
     *,
     adv_norm: str = "batch",
     zero_variance: str = "drop",
+    tolerance_B: ArrayLike | None = None,
 ) -> AdvantageResult:
     """Return the advantage of every row, centred on its group and normalised over the rows that are kept.
 
@@ -67,6 +68,7 @@ def scalerl_advantages(
             no mean, standard deviation or count.
         adv_norm: one of `ADV_NORMS`.
         zero_variance: one of `ZERO_VARIANCE_MODES`.
+        tolerance_B: as in `classify_groups`.
 
     Returns:
         AdvantageResult.
@@ -84,7 +86,7 @@ def scalerl_advantages(
             f"zero_variance is {zero_variance!r}; allowed are {', '.join(ZERO_VARIANCE_MODES)}. Set one of these."
         )
     rewards_B = np.asarray(rewards_B, dtype=np.float64)
-    groups = classify_groups(rewards_B, group_ids_B, trains_B)
+    groups = classify_groups(rewards_B, group_ids_B, trains_B, tolerance_B=tolerance_B)
     index_B, mixed_B = groups.group_index_B, groups.kept_B
 
     # Zero-variance groups keep the exact 0 of this array: r - mean(r) would leave rounding noise there.

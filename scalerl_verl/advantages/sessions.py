@@ -82,6 +82,8 @@ def session_advantages(
     group_ids_B: Sequence[Hashable] | NDArray[Any],
     trains_B: ArrayLike,
     sessions: Sessions,
+    *,
+    tolerance_B: ArrayLike | None = None,
     **options: str,
 ) -> AdvantageResult:
     """`scalerl_advantages` of the sessions, given to each of their rows.
@@ -92,6 +94,7 @@ def session_advantages(
         trains_B: False for padding rows and rows without an unmasked token, [B] bool. A session trains if any of its
             rows does; its last output need not.
         sessions: of the same rows.
+        tolerance_B: as in `classify_groups`, per row; that of a session's last output counts.
         options: ``adv_norm`` and ``zero_variance``.
 
     Returns:
@@ -104,8 +107,9 @@ def session_advantages(
     trains_B = np.asarray(trains_B)
     final_S, index_B = sessions.final_row_S, sessions.index_B
     rewards_S = np.asarray(rewards_B, dtype=np.float64)[final_S]
+    tolerance_S = None if tolerance_B is None else np.asarray(tolerance_B, dtype=np.float64)[final_S]
     ids_S = [group_ids_B[row] for row in final_S.tolist()]
-    result = scalerl_advantages(rewards_S, ids_S, sessions.has_any(trains_B), **options)
+    result = scalerl_advantages(rewards_S, ids_S, sessions.has_any(trains_B), tolerance_B=tolerance_S, **options)
     return AdvantageResult(
         advantages_B=np.where(trains_B, result.advantages_B[index_B], 0.0),
         kept_B=result.kept_B[index_B] & trains_B,

@@ -16,9 +16,28 @@ from numpy.typing import ArrayLike, NDArray
 
 GroupKind = Literal["mixed", "all_right", "all_wrong", "single"]
 
-RELATIVE_TOLERANCE = 1.0e-6
-"""A few FP32 roundings (6e-8 each), which a reward summed over tokens or passed through FP32 carries, and far below
-any difference between rewards that is meant."""
+FP32_UNIT = 2.0**-23
+"""Distance from 1 to the next number in FP32, the dtype in which verl keeps rewards."""
+NUM_UNITS = 4
+"""Units by which equal rewards may differ: two numbers, each the result of two operations that round by half a unit or,
+just below a power of two, by a whole one."""
+CANCELLATION = 1.0e-12
+"""What may be left of numbers around 1 that cancel in float64 (0.1 + 0.2 - 0.3 is 5.6e-17), and no reward that is
+meant."""
+
+
+def rounding_error(magnitude_B: ArrayLike, unit: float = FP32_UNIT) -> NDArray[np.float64]:
+    """Return by how much equal rewards may differ, [B] float64.
+
+        tol = max(max(4 * 2^-23, unit) * magnitude, 1e-12)
+
+    Args:
+        magnitude_B: |r|, or the sum of the magnitudes of what was added up to r, [B].
+        unit: that of the dtype of the summands, if it is coarser than FP32: 2^-7 for bfloat16. Each summand is rounded
+            once, by half a unit, hence two rewards differ by one.
+    """
+    magnitude: NDArray[np.float64] = np.asarray(magnitude_B, dtype=np.float64)
+    return np.maximum(max(NUM_UNITS * FP32_UNIT, unit) * magnitude, CANCELLATION)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,23 +74,29 @@ class GroupStats:
 
 
 def classify_groups(
-    rewards_B: ArrayLike, group_ids_B: Sequence[Hashable] | NDArray[Any], trains_B: ArrayLike
+    rewards_B: ArrayLike,
+    group_ids_B: Sequence[Hashable] | NDArray[Any],
+    trains_B: ArrayLike,
+    *,
+    tolerance_B: ArrayLike | None = None,
 ) -> GroupStats:
     """Classify every group by the rewards of its rows that train.
 
         single     one row: its centred advantage is 0, it says nothing about the prompt
-        all_right  max r - min r <= tol and mean r > tol,    tol = 1e-6 * max(1, max |r|)
-        all_wrong  max r - min r <= tol and mean r <= tol
-        mixed      all others: the only groups with a learning signal
+        mixed      max r - min r > tol, the greatest tolerance of its rows: the only groups with a learning signal
+        all_right  all others of mean r > tol
+        all_wrong  all others
 
     The range is compared, not the standard deviation: that of [0.1, 0.1, 0.1] is 1.4e-17 and not 0 in float64, and
-    dividing by it makes advantages of noise. The scale of rewards is unknown here; the pass indicator is reward > 0 as
-    in the paper, so a reward of 0 is wrong. Groups may have any size, be incomplete, and lie in any order.
+    dividing by it makes advantages of noise. The tolerance is relative, since the scale of rewards is unknown here:
+    1e6 and 1e6 + 1 differ, and so do 0 and 1e-6. The pass indicator is reward > 0 as in the paper, so a reward of 0 is
+    wrong. Groups may have any size, be incomplete, and lie in any order.
 
     Args:
         rewards_B: reward per row, [B] float64.
         group_ids_B: hashable id of the prompt per row, [B].
         trains_B: False for padding rows and rows without an unmasked token, [B] bool. What they hold is ignored.
+        tolerance_B: by how much rewards that are meant to be equal may differ, [B]; None: `rounding_error` of |r|.
 
     Returns:
         GroupStats.
@@ -96,12 +121,11 @@ def classify_groups(
             f"{group_ids_B[int(bad_B.argmax())]}; rewards must be finite. Correct the reward function or exclude the "
             f"row by trains_B=False."
         )
+    tolerance_B = rounding_error(np.abs(rewards_B)) if tolerance_B is None else np.asarray(tolerance_B)
     size_P = np.bincount(group_index_B[trains_B], minlength=num_groups).astype(np.int64)
-    mean_P = np.zeros(num_groups, dtype=np.float64)
-    kinds: list[GroupKind] = []
-    for p, rewards in enumerate(split_by_group(rewards_B, group_index_B, size_P)):
-        mean_P[p] = exact_mean(rewards)
-        kinds.append(_kind(rewards, float(mean_P[p])))
+    by_group = [split_by_group(values, group_index_B, size_P) for values in (rewards_B, tolerance_B)]
+    mean_P = np.array([exact_mean(rewards) for rewards in by_group[0]], dtype=np.float64)
+    kinds = [_kind(*group) for group in zip(*by_group, mean_P.tolist(), strict=True)]
     mixed_P = np.array([kind == "mixed" for kind in kinds], dtype=bool)
     kept_B = np.zeros(trains_B.shape, dtype=bool)
     kept_B[trains_B] = mixed_P[group_index_B[trains_B]]
@@ -165,11 +189,11 @@ def exact_mean(values: NDArray[np.float64]) -> float:
     return math.fsum(values.tolist()) / values.size
 
 
-def _kind(rewards: NDArray[np.float64], mean: float) -> GroupKind:
-    """Return the kind of one group from the rewards of its rows that train."""
+def _kind(rewards: NDArray[np.float64], tolerances: NDArray[np.float64], mean: float) -> GroupKind:
+    """Return the kind of one group from its rows that train."""
     if rewards.size == 1:
         return "single"
-    tolerance = RELATIVE_TOLERANCE * max(1.0, float(np.abs(rewards).max()))
+    tolerance = float(tolerances.max())
     if float(rewards.max() - rewards.min()) > tolerance:
         return "mixed"
     return "all_right" if mean > tolerance else "all_wrong"

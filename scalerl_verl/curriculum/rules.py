@@ -20,6 +20,8 @@ class ResamplingRules:
         history: the pass rate is that of the ``latest`` visit, or ``cumulative`` over all visits.
         first_epoch: first epoch that filters, counted from 1; 2 at the least, because the first has no history.
         min_prompts: filtering never leaves fewer distinct prompts than this (or than the data has).
+        min_responses: fewer responses do not make a prompt mastered, however many of them passed. A prompt that passes
+            7 of 10 times passes a single response with probability .7, but 8 of 8 with .06.
         readmit_after_epochs: a dropped prompt returns after sitting out so many epochs, with its history forgotten, so
             that only its next visit decides. None: never.
 
@@ -31,6 +33,7 @@ class ResamplingRules:
     history: str = "latest"
     first_epoch: int = 2
     min_prompts: int = 1
+    min_responses: int = 1
     readmit_after_epochs: int | None = None
 
     def __post_init__(self) -> None:
@@ -43,12 +46,17 @@ class ResamplingRules:
             problems.append(
                 f"first_epoch={self.first_epoch!r}: use a whole number from 2 (the first epoch has no history)"
             )
-        if not _is_count(self.min_prompts, 1):
-            problems.append(f"min_prompts={self.min_prompts!r}: use a whole number from 1")
+        for name in ("min_prompts", "min_responses"):
+            if not _is_count(getattr(self, name), 1):
+                problems.append(f"{name}={getattr(self, name)!r}: use a whole number from 1")
         if self.readmit_after_epochs is not None and not _is_count(self.readmit_after_epochs, 1):
             problems.append(f"readmit_after_epochs={self.readmit_after_epochs!r}: use a whole number from 1, or null")
         if problems:
             raise ValueError("\n".join(problems))
+
+    def is_mastered(self, passed: int, responses: int) -> bool:
+        """Whether so many responses passed out of so many that the prompt need not be drawn again."""
+        return responses >= self.min_responses and passed / responses >= self.threshold
 
 
 def _is_number(value: object) -> bool:
@@ -92,8 +100,9 @@ def choose_drops(
 ) -> tuple[list[DroppedPrompt], list[DroppedPrompt]]:
     """Return the mastered prompts that leave, and those that stay only because of the floor.
 
-    Mastered is a prompt with a recorded pass rate >= ``threshold``. If all of them together would leave fewer than
-    ``min_prompts``, those with the lowest pass rate stay, among equal ones the least recently handed out, then by id.
+    Mastered is a prompt with a recorded pass rate >= ``threshold`` over ``min_responses`` or more. If all of them
+    together would leave fewer than ``min_prompts``, those with the lowest pass rate stay, among equal ones the least
+    recently handed out, then by id.
 
     Args:
         active_ids: distinct ids of the prompts that are still drawn, in any order.
@@ -106,7 +115,7 @@ def choose_drops(
     active = list(active_ids)
     known = ((prompt_id, history.get(prompt_id)) for prompt_id in active)
     judged = [_judged(prompt_id, visit, rules.history) for prompt_id, visit in known if visit is not None]
-    mastered = [prompt for prompt in judged if prompt.pass_rate >= rules.threshold]
+    mastered = [prompt for prompt in judged if rules.is_mastered(prompt.passed, prompt.responses)]
     mastered.sort(key=lambda prompt: (-prompt.pass_rate, -prompt.step, prompt.prompt_id))
     allowed = max(0, len(active) - rules.min_prompts)
     return mastered[:allowed], mastered[allowed:]

@@ -18,6 +18,12 @@ AGG_MODES: tuple[str, ...] = (
 )
 """verl's own five modes, and the prompt average of ScaleRL."""
 
+MISSING_BATCH_SIZE = (
+    "loss_agg_mode=prompt-mean got global_batch_size=None: by the rows of this call alone, the loss would depend on "
+    "how the batch is split; pass the rows of the whole mini-batch over all ranks (verl's actor does; a training loop "
+    "of your own sets config.global_batch_info['global_batch_size'])"
+)
+
 
 def aggregate_loss(
     loss_BT: torch.Tensor,
@@ -49,8 +55,8 @@ def aggregate_loss(
         mode: one of `AGG_MODES`.
         dp_size: number of data-parallel ranks over which gradients are averaged.
         batch_num_tokens: unmasked tokens of the mini-batch over all ranks. None: those of this call.
-        global_batch_size: rows of the mini-batch over all ranks, padding rows included. None: the rows of this call
-            (`prompt-mean`), those with an unmasked token (seq modes).
+        global_batch_size: rows of the mini-batch over all ranks, padding rows included. None: those of this call with
+            an unmasked token (seq modes); refused in `prompt-mean`, whose weights count on it.
         loss_scale_factor: constant divisor of `seq-mean-token-sum-norm`. None: T, which depends on the padding.
 
     Returns:
@@ -58,7 +64,7 @@ def aggregate_loss(
 
     Raises:
         ValueError: for an unknown mode, differing shapes, `dp_size` < 1, or a global count that is missing although
-            `dp_size` > 1.
+            `dp_size` > 1 or the mode is `prompt-mean`.
 
     Source: arXiv 2510.13786, section 2 (sample, prompt and token average).
     """
@@ -72,7 +78,7 @@ def aggregate_loss(
         count = num_tokens_B.sum() if batch_num_tokens is None else batch_num_tokens
         return loss_B.sum() / _at_least_one(count) * dp_size
     if global_batch_size is None:
-        global_batch_size = loss_BT.shape[0] if mode == "prompt-mean" else (num_tokens_B > 0).sum()
+        global_batch_size = (num_tokens_B > 0).sum()
     if mode == "seq-mean-token-mean":
         loss_B = loss_B / num_tokens_B.clamp(min=1)
     loss = loss_B.sum() / _at_least_one(global_batch_size) * dp_size
@@ -104,6 +110,8 @@ def _check_inputs(
         )
     if dp_size < 1:
         raise ValueError(f"dp_size is {dp_size}; it must be >= 1. Pass the number of data-parallel ranks.")
+    if mode == "prompt-mean" and global_batch_size is None:
+        raise ValueError(MISSING_BATCH_SIZE)
     needed = {"token-mean": ("batch_num_tokens", batch_num_tokens), "token-sum": ("dp_size", dp_size)}
     name, count = needed.get(mode, ("global_batch_size", global_batch_size))
     if dp_size > 1 and count is None:

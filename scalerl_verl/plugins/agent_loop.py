@@ -43,11 +43,13 @@ class ResponseContext:
 
     Args:
         validation: it belongs to a validation.
+        step: training step in which its prompt was handed out; 0 in validation.
         stop_ids: token ids that end a turn, besides the tokenizer's.
         max_model_len: tokens of prompt and response that the engine holds; None if unknown.
     """
 
     validation: bool
+    step: int
     stop_ids: frozenset[int]
     max_model_len: int | None = None
 
@@ -59,8 +61,10 @@ _context: contextvars.ContextVar[ResponseContext | None] = contextvars.ContextVa
 def response_context(worker: Any, trajectory: Mapping[str, Any]) -> Iterator[None]:
     """Tell the loop about the response that ``worker`` is about to run (each runs in an asyncio task of its own)."""
     ends = getattr(getattr(worker.model_config, "generation_config", None), "eos_token_id", None)
+    validation = bool(trajectory["validate"])
+    step = 0 if validation else int(trajectory["step"])
     room = engine_context(getattr(worker, "config", None), getattr(worker.model_config, "hf_config", None))
-    found = ResponseContext(bool(trajectory["validate"]), frozenset(_as_ids(ends)), room)
+    found = ResponseContext(validation, step, frozenset(_as_ids(ends)), room)
     token = _context.set(found)
     try:
         yield
@@ -168,6 +172,7 @@ class ForcedInterruptionLoop(SingleTurnAgentLoop):
             ),
             seed=self._settings.seed,
             session=int(kwargs.get("session_id", 0)),
+            step=context.step,
             stop_ids=self._stop_ids(sampling_params, context),
             decode=script.decode,
             max_model_len=context.max_model_len,
@@ -201,6 +206,7 @@ class InterruptingClient:
         budgets: of this response.
         seed: of the draw of its thinking budget.
         session: number of the response among those to its prompt.
+        step: training step in which the prompt was handed out.
         stop_ids: token ids at which the engine ends a response.
         decode: token ids -> text, to find stop strings.
         max_model_len: tokens of prompt and response that the engine holds; None if unknown. verl's server cuts a limit
@@ -215,12 +221,13 @@ class InterruptingClient:
         *,
         seed: int,
         session: int,
+        step: int,
         stop_ids: Collection[int],
         decode: Any,
         max_model_len: int | None = None,
     ) -> None:
         self._client, self._script, self._budgets = client, script, budgets
-        self._seed, self._session = seed, session
+        self._seed, self._session, self._step = seed, session, step
         self._stop_ids, self._decode, self._max_model_len = stop_ids, decode, max_model_len
         self.response: InterruptedResponse | None = None
 
@@ -239,7 +246,7 @@ class InterruptingClient:
             All tokens with their log-probs, those of the phrase 0.
         """
         prompt_ids = list(prompt_ids)
-        budget = self._budgets.draw(self._seed, prompt_ids, self._session)
+        budget = self._budgets.draw(self._seed, prompt_ids, self._session, self._step)
         response = InterruptedResponse(self._script, self._budgets, budget, self._script.thinks_from_start(prompt_ids))
         self.response = response
         params = {key: value for key, value in sampling_params.items() if key not in _LIMIT_KEYS}

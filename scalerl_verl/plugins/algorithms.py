@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl_verl.advantages import Sessions, session_advantages
+from scalerl_verl.advantages import Sessions, rounding_error, session_advantages
 from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss, mismatch_metrics
 from scalerl_verl.plugins import status
 from scalerl_verl.plugins.generator_probe import HEAD_FACT
-from scalerl_verl.plugins.rows import count_tokens, spread_rows, sum_rows
+from scalerl_verl.plugins.rows import count_tokens, spread_rows, sum_magnitudes, sum_rows
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
 from scalerl_verl.plugins.training_step import current_step
 from scalerl_verl.upstream.registry import require_active, require_checked_run
@@ -153,10 +153,14 @@ def estimate_advantages(
         index,
         trains_B,
         step.sessions or Sessions.one_per_row(len(index)),
+        # Each token's part is rounded by itself: 0.1 + 0.2 on two tokens and 0.3 on one are the same reward.
+        tolerance_B=rounding_error(
+            sum_magnitudes(token_level_rewards, mask_BT), unit=torch.finfo(token_level_rewards.dtype).eps
+        ),
         adv_norm=settings.adv_norm,
         zero_variance=settings.zero_variance,
     )
-    step.note_result(result)
+    step.note_result(result, keeps=settings.zero_variance == "keep")
     weights_B = step.weigh_rows(num_tokens_B, index, result.kept_B)
     advantages_BT = spread_rows(result.advantages_B * weights_B, mask_BT, like=token_level_rewards)
     return advantages_BT, advantages_BT

@@ -16,10 +16,13 @@ from scalerl_verl.plugins import (
     head_settings,
     interruption_settings,
     legacy_keys,
+    optimizer_steps,
     pipeline_checks,
     ratio_checks,
+    reward_shaping,
     transfer_checks,
 )
+from scalerl_verl.plugins.loss_terms import AVERAGED, active_terms
 from scalerl_verl.plugins.machine_checks import cluster_address
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings, read_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings
@@ -31,8 +34,6 @@ _IGNORES_AGG_MODE = ("sapo", "geo_mean")
 """verl's losses that hard-code their own aggregation."""
 _NOT_HOMOGENEOUS = ("dro", "clip_cov", "kl_cov")
 """verl's losses with a term or a bound that does not scale with the advantage: weights in it change the objective."""
-_TERMS = (("entropy_coeff", 0), ("use_kl_loss", False))
-"""Key of ``actor`` -> value without the term: what verl adds to the loss apart from the advantages."""
 
 Check = Callable[[DictConfig], Iterator[str]]
 
@@ -141,24 +142,22 @@ def _estimator(config: DictConfig) -> Iterator[str]:
 
 
 def _terms_without_weights(config: DictConfig) -> Iterator[str]:
-    """Rows are left out through the advantages, which a KL loss and an entropy bonus do not have."""
+    """Rows are left out through the advantages, which a KL loss, an entropy bonus and distillation do not have."""
     if select(config, "algorithm.adv_estimator") != "scalerl":
         return
     if select(config, f"{_ACTOR}.loss_agg_mode") == "prompt-mean":
         return  # which is refused with these terms whatever is left out
-    for key, inactive in _TERMS:
-        value = select(config, f"{_ACTOR}.{key}", inactive)
-        if value == inactive:
-            continue
+    for path, value in active_terms(config, AVERAGED).items():
+        key, inactive = path.removeprefix(f"{_ACTOR}."), AVERAGED[path]
         if _drops_prompts(config):
             yield (
-                f"{_ACTOR}.{key}={value} with algorithm.scalerl.zero_variance=drop: this term would still average over "
+                f"{path}={value} with algorithm.scalerl.zero_variance=drop: this term would still average over "
                 "the dropped prompts, and be skipped with the whole update if a batch has no other ones; set "
                 f"algorithm.scalerl.zero_variance=keep, or {key}={inactive}"
             )
         for name in _leaving_out(config):
             yield (
-                f"{_ACTOR}.{key}={value} with algorithm.scalerl.reward_shaping.{name}: this term would still train on "
+                f"{path}={value} with algorithm.scalerl.reward_shaping.{name}: this term would still train on "
                 f"the responses that {name} leaves out; set {key}={inactive}, or delete the shaping "
                 f"(~algorithm.scalerl.reward_shaping.{name})"
             )
@@ -244,15 +243,23 @@ def _prompt_mean(config: DictConfig) -> Iterator[str]:
         )
     dropping = " with algorithm.scalerl.zero_variance=keep" if _drops_prompts(config) else ""
     other = "another loss_agg_mode" + dropping
-    for key, inactive in _TERMS:
-        value = select(config, f"{_ACTOR}.{key}", inactive)
-        if value != inactive:
+    for path, value in active_terms(config, AVERAGED).items():
+        yield (
+            f"{path}={value} with loss_agg_mode=prompt-mean: prompt weights travel in the advantages, which this term "
+            f"does not have; set {path.removeprefix(f'{_ACTOR}.')}={AVERAGED[path]} or {other}"
+        )
+
+
+def _fixed_width(config: DictConfig) -> Iterator[str]:
+    sections = [_ACTOR, *(["critic"] if select(config, "critic.enable", False) else [])]
+    for section in sections:
+        mode = select(config, f"{section}.loss_agg_mode")
+        if mode == "seq-mean-token-sum-norm" and select(config, f"{section}.loss_scale_factor") is None:
             yield (
-                f"{_ACTOR}.{key}={value} with loss_agg_mode=prompt-mean: prompt weights travel in the advantages, "
-                f"which this term does not have; set {key}={inactive} or {other}"
+                f"{section}.loss_scale_factor=null with loss_agg_mode={mode} divides by the width of each padded "
+                "micro-batch, so the loss would depend on how a batch is split: set "
+                f"{section}.loss_scale_factor='${{data.max_response_length}}'"
             )
-    if select(config, "distillation.enabled", False):
-        yield "distillation.enabled=True has no advantages to carry the weights of loss_agg_mode=prompt-mean"
 
 
 def _cpu(config: DictConfig) -> Iterator[str]:
@@ -306,6 +313,9 @@ _CHECKS: tuple[Check, ...] = (
     ratio_checks.find_problems,
     _row_weights,
     _prompt_mean,
+    _fixed_width,
+    optimizer_steps.find_problems,
+    reward_shaping.find_problems,
     curriculum_settings.find_problems,
     interruption_settings.find_problems,
     context.find_problems,

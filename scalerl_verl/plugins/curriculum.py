@@ -113,7 +113,7 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
     )
     for (prompt_id, at_step), (passed, responses) in visits.items():
         sampler.history.record(prompt_id, at_step, passed, responses)
-    mastered = sum(passed / responses >= sampler.rules.threshold for passed, responses in visits.values())
+    mastered = sum(sampler.rules.is_mastered(passed, responses) for passed, responses in visits.values())
     # verl combines the mini-batches of a step by words in the names: see MetricsAggregator.
     step.metrics.update(
         {

@@ -24,6 +24,7 @@ CLASS_PATH = "scalerl_verl.curriculum.NoPositiveResampling"
 LOG_NAME = "curriculum.jsonl"
 _RULES = tuple(field.name for field in fields(ResamplingRules))
 _KEYS = ("class_path", *_RULES, "log_file")
+_COMPLETED = ("min_prompts", "min_responses")
 
 
 def asks_for_curriculum(config: DictConfig) -> bool:
@@ -43,10 +44,9 @@ def read_rules(section: Mapping[str, Any]) -> ResamplingRules:
     log_file = section.get("log_file")
     if log_file is not None and not isinstance(log_file, str):
         problems.append(f"{SECTION}.log_file={log_file!r}: give the path of a file, or leave it out")
-    # The floor's default depends on the batch size: null is filled in by `complete`.
+    # Some defaults depend on the rest of the config: null is filled in by `complete`.
     given = {key: section[key] for key in _RULES if key in section}
-    if given.get("min_prompts", 0) is None:
-        del given["min_prompts"]
+    given = {key: value for key, value in given.items() if value is not None or key not in _COMPLETED}
     try:
         rules = ResamplingRules(**given)
     except ValueError as error:
@@ -80,6 +80,12 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             f"{SECTION}.min_prompts={floor} is less than the {batch} prompts that the trainer fetches at once: once "
             f"no more are left, it could not fill a batch; set min_prompts to {batch} or more"
         )
+    group, needed = select(config, "actor_rollout_ref.rollout.n", 1), section.get("min_responses")
+    if needed is not None and isinstance(group, int) and needed > group and select(section, "history") != "cumulative":
+        yield (
+            f"{SECTION}.min_responses={needed} is more than the actor_rollout_ref.rollout.n={group} responses of a "
+            f"visit, so no prompt would ever be dropped: set it to {group} or less, or {SECTION}.history=cumulative"
+        )
     if select(config, "algorithm.filter_groups.enable", False):
         dropping = (
             "zero_variance=drop does it without refill"
@@ -103,12 +109,20 @@ def _loader_batch(config: DictConfig) -> int:
 
 
 def complete(config: DictConfig) -> None:
-    """Fill in what defaults to other parts of the config: the floor to one batch, the file to the run's folder."""
+    """Fill in what defaults to other parts of the config.
+
+    The floor of prompts is one batch, that of responses half a group, and the file lies in the run's folder.
+    """
     if not asks_for_curriculum(config):
         return
     folder = str(select(config, "trainer.default_local_dir", "."))
     batch = max(_loader_batch(config), number(config, "data.train_batch_size"))
-    defaults = {"min_prompts": batch, "log_file": os.path.join(folder, LOG_NAME)}
+    half_a_group = -(-number(config, "actor_rollout_ref.rollout.n") // 2)
+    defaults = {
+        "min_prompts": batch,
+        "min_responses": half_a_group,
+        "log_file": os.path.join(folder, LOG_NAME),
+    }
     with open_dict(config):
         for key, value in defaults.items():
             if select(config, f"{SECTION}.{key}") is None:

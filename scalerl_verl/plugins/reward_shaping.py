@@ -7,7 +7,7 @@ here, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from scalerl_verl.advantages import Sessions
 from scalerl_verl.advantages.reward_shaping import Responses, RewardShaping, make_reward_shapings, shape_rewards
 from scalerl_verl.plugins.context import is_at_limit
 from scalerl_verl.plugins.rows import count_tokens, sum_rows
-from scalerl_verl.rollout import length_penalty  # noqa: F401 - registers length_penalty and exclude_truncated
+from scalerl_verl.rollout import length_penalty  # registers length_penalty and exclude_truncated
 
-__all__ = ["SECTION", "make_reward_shapings", "read_extra_fields", "read_shapings", "shape_batch"]
+__all__ = ["SECTION", "find_problems", "make_reward_shapings", "read_extra_fields", "read_shapings", "shape_batch"]
 
 SECTION = "algorithm.scalerl.reward_shaping"
 
@@ -35,6 +35,25 @@ def read_shapings(config: Any) -> dict[str, RewardShaping]:
     section = OmegaConf.select(config, SECTION) if isinstance(config, DictConfig) else None
     options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section
     return make_reward_shapings(options)
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """A length penalty that begins where no response can get (the section itself is checked with its owner)."""
+    try:
+        shapings = read_shapings(config)
+    except ValueError:
+        return  # reported with the section
+    limit = int(config.data.max_response_length)
+    for name, shaping in shapings.items():
+        if not isinstance(shaping, length_penalty.LengthPenalty):
+            continue
+        max_length, cache = shaping.lengths(limit)
+        if max_length - cache >= limit:
+            yield (
+                f"{SECTION}.{name}: max_length={max_length} less cache_length={cache:g} is where the penalty begins, "
+                f"but no response is longer than data.max_response_length={limit}, so it would never act: set "
+                f"{SECTION}.{name}.max_length to at most {limit} (null takes that)"
+            )
 
 
 def shape_batch(

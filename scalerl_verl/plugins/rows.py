@@ -35,6 +35,16 @@ def sum_rows(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> NDArray[np.float
     return sums
 
 
+def sum_magnitudes(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> NDArray[np.float64]:
+    """Sum of the magnitudes of each row in float64, [B]; NaN and inf at positions that are False do not count."""
+    values, mask = _to_numpy(values_BT), mask_BT.cpu().numpy()
+    # Row by row: the magnitudes of all rows at once would be another [B, T] tensor.
+    sums = np.fromiter((np.abs(row).sum(dtype=np.float64) for row in values), dtype=np.float64, count=len(values))
+    for row in np.flatnonzero(~np.isfinite(sums)):
+        sums[row] = np.abs(values[row]).sum(dtype=np.float64, where=mask[row] | np.isfinite(values[row]))
+    return sums
+
+
 def spread_rows(values_B: NDArray[np.float64], mask_BT: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """values_B[i] at the True positions of row i, 0 elsewhere, [B, T] in the dtype and on the device of ``like``."""
     dtype = like.dtype if like.dtype in _NUMPY_FLOATS else torch.float32

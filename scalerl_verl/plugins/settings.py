@@ -83,7 +83,7 @@ class PolicyLossSettings:
     """Our keys of ``actor_rollout_ref.actor.policy_loss``: read by the loss ``scalerl_cispo``.
 
     Args:
-        eps_max: absolute cap of the importance ratio (5 means 5, not 1 + 5).
+        eps_max: absolute cap of the importance ratio (5 means 5, not 1 + 5), 1 or more.
         token_mask_range: ``[low, high]``; a token whose ratio lies outside contributes nothing and is counted (IcePop).
         sequence_truncation: ``product`` (sequence-level truncated importance sampling, Seq-TIS) or ``geometric_mean``
             (the length-normalised ratio of GSPO): the capped ratio is that of the whole response.
@@ -96,10 +96,11 @@ class PolicyLossSettings:
     def __post_init__(self) -> None:
         problems = []
         path, cap = LOSS_SECTION, self.eps_max
-        if isinstance(cap, bool) or not isinstance(cap, int | float) or not math.isfinite(cap) or cap <= 0:
+        if isinstance(cap, bool) or not isinstance(cap, int | float) or not math.isfinite(cap) or cap < 1:
             problems.append(
-                f"{path}.eps_max={cap!r} must be a finite number above 0: it is the absolute cap of the importance "
-                "ratio (5 means 5, not 1 + 5)"
+                f"{path}.eps_max={cap!r} must be a finite number, 1 or more: it is the absolute cap of the importance "
+                "ratio (5 means 5, not 1 + 5), and below 1 it would cap the ratio of every token that both policies "
+                "agree on; set it to 5.0"
             )
         if self.token_mask_range is not None and not is_token_range(self.token_mask_range):
             problems.append(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scalerl_verl.advantages import AdvantageResult, Sessions, index_sessions, row_weights
 from scalerl_verl.advantages.reward_shaping import RewardShaping
 from scalerl_verl.plugins.context import engine_context, read_hf_config
+from scalerl_verl.plugins.loss_terms import active_terms
 from scalerl_verl.plugins.passing import judge, reward_infos
 from scalerl_verl.plugins.reward_shaping import read_extra_fields, shape_batch
 from scalerl_verl.plugins.rows import count_tokens, sum_rows
@@ -30,8 +31,10 @@ class AdvantageStep:
         metrics: the step's metrics; ours are added under ``scalerl/``.
         uses_groups: our estimator or prompt average is in use.
         uses_names: these or our policy loss are in use; a run without them gets no metric of ours.
+        has_other_terms: the loss has a term that trains without advantages (see `active_terms`).
         result: set by the estimator ``scalerl``; None with any other estimator.
-        nothing_trains: no row carries a learning signal, so the actor update is skipped.
+        needs_signal: an update in which no row has an advantage trains nothing, so it is skipped.
+        rows_of_steps: rows of each optimizer step on the batch; None: one step, or verl's own division.
         weighted: the advantages carry the row weights already, put there by the estimator ``scalerl``.
         keep_rewards: whether `fold_row_weights` leaves the two fields below.
         rewards_B: reward per row before any KL penalty, [B] float64, rows in the order of the batch.
@@ -49,8 +52,9 @@ class AdvantageStep:
     metrics: dict[str, Any]
     uses_groups: bool = False
     uses_names: bool = False
+    has_other_terms: bool = False
     result: AdvantageResult | None = None
-    nothing_trains: bool = False
+    needs_signal: bool = True
     weighted: bool = False
     keep_rewards: bool = False
     rewards_B: NDArray[np.float64] | None = None
@@ -63,6 +67,7 @@ class AdvantageStep:
     batch: Any = None
     max_response_length: int = 0
     left_out_B: NDArray[np.bool_] | None = None
+    rows_of_steps: Sequence[NDArray[np.int64]] | None = None
     _extra_fields: list[Mapping[str, Any]] | None = None
 
     def extra_fields(self) -> list[Mapping[str, Any]]:
@@ -99,8 +104,13 @@ class AdvantageStep:
         self.metrics["scalerl/data/prompts_all_right_sum"] = int((equal_P & (num_passed_P == groups.size_P)).sum())
         self.metrics["scalerl/data/prompts_all_wrong_sum"] = int((equal_P & (num_passed_P == 0)).sum())
 
-    def note_result(self, result: AdvantageResult) -> None:
-        """Record the estimator's result and its metrics."""
+    def note_result(self, result: AdvantageResult, *, keeps: bool) -> None:
+        """Record the estimator's result and its metrics.
+
+        Args:
+            result: of the whole batch.
+            keeps: ``zero_variance=keep``: the other terms of the loss train on prompts of equal rewards, too.
+        """
         groups = result.groups
         self.result = result
         self.metrics.update(
@@ -115,7 +125,21 @@ class AdvantageStep:
                 "scalerl/advantage/std": result.std,
             }
         )
-        self.nothing_trains = not result.groups.kept_B.any()
+        self.needs_signal = not (keeps and self.has_other_terms)
+
+    def steps_without_signal(self) -> list[int]:
+        """Optimizer steps (0 where there is one) in which no row has an advantage and no other term trains."""
+        if self.result is None or not self.needs_signal:
+            return []
+        advantages_B = self.result.advantages_B
+        steps = self.rows_of_steps or [np.arange(len(advantages_B))]
+        return [number for number, rows in enumerate(steps) if not advantages_B[rows].any()]
+
+    def leave_out_rows(self, rows: NDArray[np.int64]) -> None:
+        """Count these rows as not trained."""
+        if self.kept_B is not None:
+            self.kept_B = self.kept_B.copy()
+            self.kept_B[rows] = False
 
     def note_rewards(self, scores_BT: torch.Tensor, mask_BT: torch.Tensor) -> None:
         """Keep each row's reward before any KL penalty, for what judges it."""
@@ -128,15 +152,19 @@ class AdvantageStep:
         """Weights of the aggregation mode for rows in the order of the batch, padding rows included, [B] float64."""
         self.weighted, self.kept_B = True, kept_B
         self.count_generated(num_tokens_B)
-        return row_weights(
-            self.loss_agg_mode,
-            num_tokens_B,
-            group_ids_B,
-            kept_B,
-            num_rows=len(num_tokens_B),
-            trains_B=num_tokens_B > 0,
-            sessions=self.sessions,
-        )
+        weights_B = np.zeros(len(num_tokens_B), dtype=np.float64)
+        for rows in self.rows_of_steps or [np.arange(len(num_tokens_B))]:
+            weights_B[rows] = row_weights(
+                self.loss_agg_mode,
+                num_tokens_B[rows],
+                [group_ids_B[row] for row in rows.tolist()],
+                kept_B[rows],
+                num_rows=len(rows),
+                trains_B=num_tokens_B[rows] > 0,
+                # Whole prompts are in a step, hence whole sessions.
+                sessions=self.sessions and replace(self.sessions, index_B=self.sessions.index_B[rows]),
+            )
+        return weights_B
 
     def count_generated(self, num_tokens_B: NDArray[np.int64]) -> None:
         """Record the number of tokens that the batch holds."""
@@ -152,14 +180,15 @@ def current_step() -> AdvantageStep | None:
     return _current.get()
 
 
-def _uses_groups(config: Any) -> bool:
+def uses_groups(config: Any) -> bool:
+    """Whether a composed config names our estimator or prompt average."""
     mode = config.actor_rollout_ref.actor.loss_agg_mode
     return bool(mode == "prompt-mean" or config.algorithm.adv_estimator == "scalerl")
 
 
 def uses_names(config: Any) -> bool:
     """Whether a composed config names our estimator, prompt average or policy loss."""
-    return _uses_groups(config) or bool(config.actor_rollout_ref.actor.policy_loss.loss_mode == "scalerl_cispo")
+    return uses_groups(config) or bool(config.actor_rollout_ref.actor.policy_loss.loss_mode == "scalerl_cispo")
 
 
 @contextlib.contextmanager
@@ -168,8 +197,9 @@ def advantage_step(config: Any, metrics: dict[str, Any]) -> Iterator[AdvantageSt
     step = AdvantageStep(
         config.actor_rollout_ref.actor.loss_agg_mode,
         metrics,
-        uses_groups=_uses_groups(config),
+        uses_groups=uses_groups(config),
         uses_names=uses_names(config),
+        has_other_terms=bool(active_terms(config)),
     )
     token = _current.set(step)
     try:

@@ -97,13 +97,20 @@ class Budgets:
     grace: int
     total: int
 
-    def draw(self, seed: int, prompt_ids: Sequence[int], session: int) -> int:
+    def draw(self, seed: int, prompt_ids: Sequence[int], session: int, step: int = 0) -> int:
         """The thinking budget of one response, uniform in [low, high].
 
-        It depends on what the response is, not on when it is asked for: prompt, number among the responses to it, and
-        seed. A request that is reissued or resumed, in this run or a restarted one, draws the same.
+        It depends on what the response is: prompt, number among the responses to it, training step in which the prompt
+        was handed out, and seed. A request that is reissued, and a step that is repeated after a restart, draw the
+        same; the next visit of the prompt draws anew.
+
+        Args:
+            seed: of the settings.
+            prompt_ids: tokens of the prompt.
+            session: number of the response.
+            step: training step; 0 in validation, whose budgets are the same each time.
         """
-        identity = f"{seed}/{session}/{','.join(map(str, prompt_ids))}"
+        identity = f"{seed}/{step}/{session}/{','.join(map(str, prompt_ids))}"
         number = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big")
         return self.low + number % (self.high - self.low + 1)
 

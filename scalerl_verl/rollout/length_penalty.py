@@ -54,10 +54,15 @@ class LengthPenalty(RewardShaping):
                 "would be penalised"
             )
 
+    def lengths(self, max_response_length: int) -> tuple[int, float]:
+        """L_max and L_cache, tokens, where responses have at most ``max_response_length``."""
+        max_length = self.max_length if self.max_length is not None else max_response_length
+        cache = self.cache_length if self.cache_length is not None else max_length * PAPER_ANSWER / PAPER_TOTAL
+        return max_length, cache
+
     def shape(self, responses: Responses) -> NDArray[np.float64]:
         """Rewards with the penalty, [R] float64; |y| is what was sampled, without injected tokens."""
-        max_length = self.max_length if self.max_length is not None else responses.max_length
-        cache = self.cache_length if self.cache_length is not None else max_length * PAPER_ANSWER / PAPER_TOTAL
+        max_length, cache = self.lengths(responses.max_length)
         penalty_R = length_penalty(responses.num_sampled_R, max_length, cache)
         return np.where(responses.passed_R, responses.rewards_R + penalty_R, responses.rewards_R)
 

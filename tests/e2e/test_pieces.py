@@ -50,7 +50,7 @@ CHANGES: dict[str, tuple[set[str], set[str]]] = {
     "token average": (STEP, set()),
     "sample average": (STEP, set()),
     # Above 1 a batch may have no token of negative advantage: its update has just pushed those down.
-    "cap of 0.5": (STEP | CAPPED | WEIGHTS | MISMATCH_AT_CAP, set()),
+    "cap of 1": (STEP | {"scalerl/loss/capped_frac_pos"} | WEIGHTS | MISMATCH_AT_CAP, CAPPED),
     "no cap": (set(), STEP | CAPPED | WEIGHTS | MISMATCH_AT_CAP),
     "range of ratios": (STEP | RANGE | WEIGHTS, CAPPED),
     "ratio of the response": (STEP | WEIGHTS, CAPPED),
@@ -94,7 +94,7 @@ def test_batch_is_what_was_promised(replays: Replays) -> None:
     assert kinds == [6, 1, 1, 0]
     assert own["scalerl/data/rows_kept_sum"] == 6 * GROUP_SIZE
     assert own["scalerl/advantage/std"] == pytest.approx(STD, rel=1e-12)
-    # Off-policy by one update, far enough for a cap of 0.5 and a range of [1/2, 2] to act.
+    # Off-policy by one update, far enough for a cap of 1 and a range of [1/2, 2] to act.
     assert own["scalerl/loss/ratio_min"] < 0.5 and own["scalerl/loss/ratio_max"] > 2
 
 
@@ -153,7 +153,7 @@ def test_gradient_is_scaled_by_what_the_batch_says(sync_run: VerlRun, toggle: st
         "advantages by group",
         "token average",
         "sample average",
-        "cap of 0.5",
+        "cap of 1",
         "range of ratios",
         "ratio of the response",
     ],

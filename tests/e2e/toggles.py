@@ -19,7 +19,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "verl's estimator": {"algorithm.adv_estimator": "grpo", "algorithm.scalerl": None},
     "token average": {f"{_ACTOR}.loss_agg_mode": "token-mean"},
     "sample average": {f"{_ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
-    "cap of 0.5": {f"{_LOSS}.eps_max": 0.5},
+    "cap of 1": {f"{_LOSS}.eps_max": 1.0},
     "no cap": {f"{_LOSS}.eps_max": 1e9},
     "range of ratios": {f"{_LOSS}.token_mask_range": [0.5, 2.0]},
     "ratio of the response": {f"{_LOSS}.sequence_truncation": "product"},

@@ -39,9 +39,15 @@ def _build_config(original: Any, module: ModuleType) -> Any:
 
 
 def _build_policy(original: Any, module: ModuleType) -> Any:
+    from scalerl_verl.losses.aggregation import MISSING_BATCH_SIZE
+
     @functools.wraps(original)
     def agg_loss(loss_mat: Any, loss_mask: Any, loss_agg_mode: str, **info: Any) -> Any:
-        return original(loss_mat, loss_mask, _EQUIVALENT if loss_agg_mode == PROMPT_MEAN else loss_agg_mode, **info)
+        if loss_agg_mode != PROMPT_MEAN:
+            return original(loss_mat, loss_mask, loss_agg_mode, **info)
+        if info.get("global_batch_size") is None:
+            raise ValueError(MISSING_BATCH_SIZE)
+        return original(loss_mat, loss_mask, _EQUIVALENT, **info)
 
     return agg_loss
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fold prompt weights into the advantages on the driver, and skip a step in which nothing trains."""
+"""Whole prompts for each optimizer step, weights folded into advantages on the driver, no step on nothing."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def _build_step(original: Any, module: ModuleType) -> Any:
         with advantage_step(self.config, metrics) as step:
             step.config, step.batch = self.config, batch
             step.shapings = read_shapings(self.config)
+            division = getattr(self, "_scalerl_step_rows", None)
+            step.rows_of_steps = None if division is None else division.rows()
             watched = watches_lengths(self.config)
             step.keep_rewards = sampler is not None or watched
             if step.shapings:
@@ -53,21 +55,29 @@ def _build_advantage(original: Any, module: ModuleType) -> Any:
     return compute_advantage_for_multi_trajectories
 
 
+def _build_balance(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def _balance_batch(
+        self: Any, batch: Any, metrics: dict, logging_prefix: str = "global_seqlen", keep_minibatch: bool = False
+    ) -> Any:
+        from scalerl_verl.plugins.optimizer_steps import balance_steps
+
+        balanced = balance_steps(self, batch, metrics, logging_prefix)
+        return original(self, batch, metrics, logging_prefix, keep_minibatch) if balanced is None else balanced
+
+    return _balance_batch
+
+
 def _build_update(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
         from scalerl_verl.plugins.compute import count_update
+        from scalerl_verl.plugins.optimizer_steps import update_actor
 
         step = getattr(self, "_scalerl_step", None)
-        if step is not None and step.uses_names:
-            metrics["scalerl/data/skipped_updates_sum"] = float(step.nothing_trains)
-            if step.nothing_trains:
-                # A step of AdamW on zero gradients still decays the weights and moves along old momenta.
-                return batch
-        batch = original(self, batch, metrics)
-        count_update(self, batch, step)
-        for name in [name for name in metrics if name.startswith("actor/scalerl/")]:
-            metrics[name.removeprefix("actor/")] = metrics.pop(name)
+        trained = update_actor(self, batch, metrics, step, functools.partial(original, self))
+        if trained is not None:
+            count_update(self, trained, step)
         return batch
 
     return _update_actor
@@ -75,11 +85,13 @@ def _build_update(original: Any, module: ModuleType) -> Any:
 
 def _build_metrics(original: Any, module: ModuleType) -> Any:
     from scalerl_verl.plugins.algorithms import measure_mismatch, metric_aggregations
+    from scalerl_verl.plugins.unmasked import select_unmasked
 
     aggregations = metric_aggregations()
 
     @functools.wraps(original)
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        model_output, data = select_unmasked(model_output, data)
         loss, metrics = original(config, model_output, data, dp_group)
         measured = measure_mismatch(config, model_output, data, metrics)
         metrics.update(module.Metric.from_dict(measured, aggregation=module.AggregationType.MEAN))
@@ -123,12 +135,28 @@ SPECS = (
         removal="verl has a prompt-level aggregation mode (see patches/verl)",
     ),
     PatchSpec(
+        name="verl.training_step.whole_prompts",
+        module="verl.trainer.ppo.v1.trainer_base",
+        target="PPOTrainer._balance_batch",
+        build=_build_balance,
+        kind="wrap",
+        why="Rows are divided among ranks by length alone, and each rank's rows into mini-batches: with several of "
+        "both an optimizer step sees parts of prompts, so that none is an average over prompts.",
+        distribution="verl",
+        versions=_VERSIONS,
+        sources=("5b473168eff54f0a3b9c6e10ebdc5ae1cd003ac40669b625195a98d3a17e4b88",),
+        when="named",
+        removal="verl keeps the rows of a prompt in one mini-batch",
+        late_ok=True,
+    ),
+    PatchSpec(
         name="verl.training_step.skip_empty",
         module="verl.trainer.ppo.v1.trainer_base",
         target="PPOTrainer._update_actor",
         build=_build_update,
         kind="wrap",
-        why="When every group has zero variance there is no gradient; the optimizer must not step all the same.",
+        why="When every group has zero variance there is no gradient; the optimizer must not step all the same. Sums "
+        "over the optimizer steps of a batch come out as averages.",
         distribution="verl",
         versions=_VERSIONS,
         sources=("5d02854a88ff4d41eec62b180a30f88d9e544c28b2ce6f7695edd7a7acd8000b",),
@@ -144,7 +172,7 @@ SPECS = (
         kind="wrap",
         why="ppo_loss declares every metric of a policy loss a mean: a maximum over micro-batches would be averaged, "
         "and a metric that comes with its own aggregation is refused. With an FP32 head the mismatch is added to the "
-        "metrics of any other loss, too.",
+        "metrics of any other loss, too. And verl's losses multiply by the mask, which NaN at a masked token outlives.",
         distribution="verl",
         versions=_VERSIONS,
         sources=("d7a7f4ab82c8a092467633bb9951c45697f58f3abf4c47137a8bb80ee159bfa7",),

@@ -37,9 +37,14 @@ def hand_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([[1.0, 2.0, 6.0], [4.0, 2.0, 99.0]]), torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
 
 
+def rows_of(mode: str) -> dict[str, int]:
+    """The batch's number of rows, which the prompt average has to be told."""
+    return {"global_batch_size": 2} if mode == "prompt-mean" else {}
+
+
 @pytest.mark.parametrize("mode", AGG_MODES)
 def test_hand_computed_batch(mode):
-    assert float(aggregate_loss(*hand_batch(), mode)) == pytest.approx(HAND[mode])
+    assert float(aggregate_loss(*hand_batch(), mode, **rows_of(mode))) == pytest.approx(HAND[mode])
 
 
 @pytest.mark.parametrize("mode", VERL_MODES)
@@ -67,7 +72,7 @@ def test_nan_at_masked_positions_leaks_neither_into_loss_nor_gradient(mode, junk
     loss_BT, mask_BT = hand_batch()
     loss_BT[1, 2] = junk
     loss_BT.requires_grad_()
-    loss = aggregate_loss(loss_BT, mask_BT, mode)
+    loss = aggregate_loss(loss_BT, mask_BT, mode, **rows_of(mode))
     loss.backward()
     assert float(loss.detach()) == pytest.approx(HAND[mode])
     assert float(loss_BT.grad[1, 2]) == 0.0
@@ -78,7 +83,7 @@ def test_nan_at_masked_positions_leaks_neither_into_loss_nor_gradient(mode, junk
 @pytest.mark.parametrize("counts", [{}, {"batch_num_tokens": 0, "global_batch_size": 0, "dp_size": 2}])
 def test_all_false_mask_gives_zero_not_nan(mode, counts):
     loss_BT = torch.full((2, 3), math.nan, requires_grad=True)
-    loss = aggregate_loss(loss_BT, torch.zeros(2, 3, dtype=torch.bool), mode, **counts)
+    loss = aggregate_loss(loss_BT, torch.zeros(2, 3, dtype=torch.bool), mode, **rows_of(mode) | counts)
     loss.backward()
     assert float(loss.detach()) == 0.0 and not loss_BT.grad.any()
 
@@ -95,7 +100,7 @@ def test_refuses_an_unknown_mode_and_lists_the_allowed():
     assert all(mode in str(error.value) for mode in AGG_MODES)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in AGG_MODES if mode != "token-sum"])
+@pytest.mark.parametrize("mode", [mode for mode in AGG_MODES if mode not in ("token-sum", "prompt-mean")])
 def test_refuses_local_counts_on_several_ranks(mode):
     with pytest.raises(ValueError, match="dp_size 2"):
         aggregate_loss(*hand_batch(), mode, dp_size=2)

@@ -96,7 +96,7 @@ def run(
     engine: ScriptedEngine,
     config: DictConfig | None = None,
     cls: type[LLMServerClient] = LLMServerClient,
-    context: ResponseContext | None = ResponseContext(validation=False, stop_ids=frozenset()),
+    context: ResponseContext | None = ResponseContext(validation=False, step=1, stop_ids=frozenset()),
     logprobs: bool = True,
     **params: Any,
 ) -> Any:
@@ -206,7 +206,7 @@ def skip_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_validation_has_budgets_of_its_own() -> None:
     config = make_config(val_thinking_budget=[9, 9], val_answer_budget=2)
-    context = ResponseContext(validation=True, stop_ids=frozenset())
+    context = ResponseContext(validation=True, step=0, stop_ids=frozenset())
     output = run(make_engine("<think>7+5+7+5+7+5+7", "12345$"), config, context=context)
     assert text_of(output) == "<think>7+5+7+5+" + PHRASE + "12" and output.extra_fields[RECORD_KEY]["truncated"]
 
@@ -216,7 +216,7 @@ def test_end_tokens_of_the_generation_config_end_a_response_at_the_budget() -> N
     other_end = encode("~")[0]
     engine = make_engine("<think>7+5+~")  # as many tokens as the budget: seven with the end, so ask for seven
     config = make_config(thinking_budget=[6, 6])
-    context = ResponseContext(validation=False, stop_ids=frozenset({other_end}))
+    context = ResponseContext(validation=False, step=1, stop_ids=frozenset({other_end}))
     assert text_of(run(engine, config, context=context)) == "<think>7+5+~"
     engine = make_engine("<think>7+5+~")
     assert PHRASE in text_of(run(engine, config))
@@ -234,8 +234,9 @@ def test_the_worker_tells_validation_and_end_tokens(monkeypatch: pytest.MonkeyPa
     for ends, expected in (None, set()), (7, {7}), ([7, 8], {7, 8}):
         worker = SimpleNamespace(model_config=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends)))
         for validate in (True, False):
-            assert asyncio.run(wrapped(worker, {}, {"validate": validate}, agent_name="x")) == "x"
-            assert seen[-1] == ResponseContext(validation=validate, stop_ids=frozenset(expected))
+            assert asyncio.run(wrapped(worker, {}, {"validate": validate, "step": 7}, agent_name="x")) == "x"
+            step = 0 if validate else 7
+            assert seen[-1] == ResponseContext(validation=validate, step=step, stop_ids=frozenset(expected))
     assert agent_loop._context.get() is None
 
 
@@ -255,7 +256,7 @@ def score(reward: Any, *, mode: str | None = "pipeline_rl", validate: bool = Fal
     outputs = [
         SimpleNamespace(reward_score=value, extra_fields={"reward_extra_info": {}}) for value in (float("nan"), None)
     ]
-    with response_context(worker, {"validate": validate}):
+    with response_context(worker, {"validate": validate, "step": 1}):
         asyncio.run(patch._build_score(original, SimpleNamespace())(worker, outputs, {}))
 
 
@@ -285,7 +286,7 @@ def test_responses_in_flight_at_once_do_not_share_their_context() -> None:
     worker = SimpleNamespace(model_config=SimpleNamespace(generation_config=None))
 
     async def one(validate: bool) -> bool:
-        with response_context(worker, {"validate": validate}):
+        with response_context(worker, {"validate": validate, "step": 1}):
             await asyncio.sleep(0)
             context = agent_loop._context.get()
             assert context is not None
@@ -321,7 +322,7 @@ def run_session(engine: ScriptedEngine, config: DictConfig, session: int) -> Any
             data_config=DictConfigWrap(config.data),
             hf_model_type="qwen3",
         )
-        agent_loop._context.set(ResponseContext(validation=False, stop_ids=frozenset()))
+        agent_loop._context.set(ResponseContext(validation=False, step=1, stop_ids=frozenset()))
         return await loop.run({"logprobs": True}, raw_prompt=MESSAGES, session_id=session, uid="changes with a restart")
 
     return asyncio.run(generate())

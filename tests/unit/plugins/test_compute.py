@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from scalerl_verl.advantages import AdvantageResult
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.plugins import compute
 from scalerl_verl.plugins.training_step import AdvantageStep
@@ -104,7 +105,7 @@ class StubTrainer:
         metrics: dict[str, float] = {}
         step = AdvantageStep("prompt-mean", metrics, uses_groups=True, uses_names=self.uses_names)
         step.num_tokens_B, step.kept_B = np.array([4, 5, 6, 0]), np.array([*kept, False])
-        step.nothing_trains = not any(kept)
+        step.result = AdvantageResult(step.kept_B.astype(float), step.kept_B, groups=None, std=1.0)
         compute.count_batch(self, batch, step)
         self._scalerl_step = step
         self._update_actor(batch, metrics)
@@ -183,6 +184,7 @@ def test_validation_reports_its_lengths_and_leaves_verl_s_buffer_alone(tmp_path)
         "scalerl/length/val/truncated_fraction": 0.5,
         "scalerl/length/val/prompts_truncated_fraction": 1.0,
         "scalerl/length/val/truncated_fraction_prompt_max": 0.5,
+        "scalerl/length/val/clamped_fraction": 0.0,
     }
     assert vars(trainer.replay_buffer) == {} and not hasattr(trainer, "_scalerl_validation_lengths")
 

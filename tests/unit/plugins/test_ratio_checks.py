@@ -20,7 +20,7 @@ REFUSALS: dict[str, Refusal] = {
         {f"{ACTOR}.policy_loss.loss_mode": "scalerl_cipso"},
         [f"{ACTOR}.policy_loss.loss_mode=scalerl_cipso does not exist", "scalerl_cispo"],
     ),
-    "cap of zero": ("recipe", {f"{ACTOR}.policy_loss.eps_max": 0}, [f"{ACTOR}.policy_loss.eps_max=0", "above 0"]),
+    "cap of zero": ("recipe", {f"{ACTOR}.policy_loss.eps_max": 0}, [f"{ACTOR}.policy_loss.eps_max=0", "1 or more"]),
     "cap that is text": ("recipe", {f"{ACTOR}.policy_loss.eps_max": "5"}, [f"{ACTOR}.policy_loss.eps_max='5'"]),
     "range without 1": (
         "recipe",

@@ -218,7 +218,7 @@ def test_rows_without_signal_carry_no_advantage(mode: str) -> None:
         trains = uid in "ace" and bool(batch.mask_BT[row].any())
         assert bool(advantages_BT[row].any()) is trains
     assert not advantages_BT[~batch.mask_BT].any()
-    assert step.nothing_trains is False
+    assert step.steps_without_signal() == []
 
 
 def test_metrics_of_a_step_count_prompts_rows_and_tokens() -> None:
@@ -241,7 +241,7 @@ def test_step_without_a_mixed_prompt_trains_nothing(zero_variance: str) -> None:
     batch = Batch.make(3)
     batch.rewards_B[:] = 1.0
     advantages_BT, step = compute_advantages(batch, "prompt-mean", zero_variance=zero_variance)
-    assert step.nothing_trains is True
+    assert step.steps_without_signal() == [0]
     assert not advantages_BT.any()
 
 
@@ -253,7 +253,7 @@ def test_estimator_of_verl_with_its_own_aggregation_is_not_touched() -> None:
     advantages_BT, step = compute_advantages(batch, "token-mean", estimator="grpo")
     assert expected.any()
     assert torch.equal(advantages_BT, expected)
-    assert step.nothing_trains is False
+    assert step.steps_without_signal() == []
     assert step.metrics == {}
 
 
@@ -528,7 +528,7 @@ def test_zero_variance_is_judged_by_sessions() -> None:
     data, keys = session_data({"a_0_0": (2, -1.0), "a_0_1": (2, 1.0), "a_1_0": (2, 1.0)})
     with advantage_step(stub_config("token-mean"), {}) as step:
         patched_advantages(data, keys, "scalerl", OmegaConf.create({}))
-    assert step.nothing_trains and step.metrics["scalerl/data/prompts_all_right_sum"] == 1
+    assert step.steps_without_signal() == [0] and step.metrics["scalerl/data/prompts_all_right_sum"] == 1
 
 
 def test_run_without_our_names_does_not_read_the_keys() -> None:

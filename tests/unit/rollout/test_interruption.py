@@ -54,6 +54,7 @@ def run(
         make_budgets(chosen, script, total),
         seed=0,
         session=0,
+        step=0,
         stop_ids={EOS},
         decode=decode,
     )
@@ -237,7 +238,7 @@ def test_versions_cover_no_token_that_a_stop_string_cut_off() -> None:
 
     engine = NotingEngine("111111STOP" + "9" * 20, "", script.phrase_ids)
     client = InterruptingClient(
-        engine, script, make_budgets(chosen, script, 60), seed=0, session=0, stop_ids={EOS}, decode=decode
+        engine, script, make_budgets(chosen, script, 60), seed=0, session=0, step=0, stop_ids={EOS}, decode=decode
     )
     params = {**PARAMS, "stop": ["STOP"]}
     output = asyncio.run(client.generate("id", prompt_ids=PROMPT, sampling_params=params))
@@ -297,7 +298,7 @@ def test_log_probs_are_left_out_where_none_were_asked_for() -> None:
     script = make_script(chosen)
     engine = ScriptedEngine("<t>abcdefghijkl", "42$", script.phrase_ids)
     client = InterruptingClient(
-        engine, script, make_budgets(chosen, script, 60), seed=0, session=0, stop_ids={EOS}, decode=decode
+        engine, script, make_budgets(chosen, script, 60), seed=0, session=0, step=0, stop_ids={EOS}, decode=decode
     )
     output = asyncio.run(client.generate("id", prompt_ids=PROMPT, sampling_params={"logprobs": False}))
     assert output.log_probs is None and len(output.token_ids) == 20
@@ -308,7 +309,7 @@ def test_versions_and_preemptions_of_all_requests_are_put_together() -> None:
     script = make_script(chosen)
     engine = ScriptedEngine("<t>abcdefghijkl", "42$", script.phrase_ids)
     client = InterruptingClient(
-        engine, script, make_budgets(chosen, script, 60), seed=0, session=0, stop_ids={EOS}, decode=decode
+        engine, script, make_budgets(chosen, script, 60), seed=0, session=0, step=0, stop_ids={EOS}, decode=decode
     )
     output = asyncio.run(client.generate("id", prompt_ids=PROMPT, sampling_params=PARAMS))
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (1, 2)
