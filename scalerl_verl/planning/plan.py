@@ -252,7 +252,7 @@ def _room_for_update(layout: RunLayout, memory: GeneratorMemory) -> Iterator[str
         )
     if memory.staged:
         yield "set trainer.v1.pipeline_rl.staging=host"
-    if memory.buffers:
+    if memory.peak - setup.gpu_bytes < memory.buffers:
         yield f"lower {BUCKET}"
 
 

@@ -174,3 +174,10 @@ def test_recipe_of_a_folder_brings_its_model(capsys: pytest.CaptureFixture[str],
     code, found = plan(capsys, f"recipe={folder}")
     assert code == 0 and found["gpus"]["train"] == 2
     assert found["model"]["parameters"] < 2e9
+
+
+def test_smaller_buckets_are_advised_where_they_are_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    bucket = "or lower actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+    share = "actor_rollout_ref.rollout.gpu_memory_utilization"
+    assert bucket in problems(capsys, *RUN, f"{share}=0.77")
+    assert bucket not in problems(capsys, *RUN, f"{share}=0.9")
