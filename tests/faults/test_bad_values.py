@@ -85,7 +85,7 @@ def leaves(section: Any, path: str = "") -> list[str]:
 def test_checks_survive_whatever_stands_anywhere(preset: str) -> None:
     config = compose_config(f"+scalerl={preset}")
     paths = [path for path in leaves(OmegaConf.to_container(config, resolve=False)) if "-" not in path]
-    places = random.Random(0).sample([(path, value) for path in paths for value in WEIRD], 150)
+    places = random.Random(0).sample([(path, value) for path in paths for value in WEIRD], 50)
     for path, value in places:
         broken = compose_config(f"+scalerl={preset}")
         with open_dict(broken):
