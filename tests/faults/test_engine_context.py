@@ -64,7 +64,7 @@ def respond(engine: ClampingEngine, room: int | None) -> dict[str, Any]:
     script = ThinkingScript(SETTINGS, encode, decode)
     budgets = resolve_budgets(SETTINGS, 90, len(script.phrase_ids), script.grace_tokens)
     client = InterruptingClient(
-        engine, script, budgets, seed=0, session=0, stop_ids={EOS}, decode=decode, max_model_len=room
+        engine, script, budgets, seed=0, session=0, step=0, stop_ids={EOS}, decode=decode, max_model_len=room
     )
     output = asyncio.run(client.generate("r", prompt_ids=encode("ab<think>"), sampling_params={"logprobs": True}))
     assert len(output.token_ids) == len(output.log_probs or [])

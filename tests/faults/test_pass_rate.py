@@ -135,7 +135,7 @@ def test_outcomes_of_prompts_are_those_of_the_task(tmp_path: Path) -> None:
     step.batch = OmegaConf.create({"tags": [{}] * 6})
     acc = [0, 0, 1, 1, 1, 0]
     step._extra_fields = [{"reward_extra_info": {"acc": value}} for value in acc]
-    step.note_result(session_advantages(rewards, groups, np.ones(6, dtype=bool), step.sessions))
+    step.note_result(session_advantages(rewards, groups, np.ones(6, dtype=bool), step.sessions), keeps=False)
     step.count_outcomes()
     names = ("mixed", "all_right", "all_wrong")
     assert [step.metrics[f"scalerl/data/prompts_{name}_sum"] for name in names] == [1, 1, 1]
