@@ -21,7 +21,10 @@ from tests.pipeline_server import furnish  # noqa: E402
 
 
 class StubEngine:
-    """In place of vLLM's: takes every request in, answers one that is finished, or all with the door open, swaps."""
+    """In place of vLLM's: takes every request in, answers one that is finished, or all with the door open, swaps.
+
+    With an ``error`` set, it raises that instead of an answer.
+    """
 
     dead_error = RuntimeError("the engine is dead")
 
@@ -30,6 +33,7 @@ class StubEngine:
         self.running: dict[str, Any] = {}
         self.entered: list[Any] = []
         self.aborted: list[str] = []
+        self.error: Exception | None = None
         self.output_processor = SimpleNamespace(request_states=self.running)
         self.engine_core = SimpleNamespace(call_utility_async=self._call_utility)
 
@@ -50,6 +54,8 @@ class StubEngine:
             for wait in waits:
                 wait.cancel()
         was_aborted = self.running.pop(queue.request_id, None) is None
+        if self.error is not None:
+            raise self.error
         tokens, reason = ([], "abort") if was_aborted else ([7], "stop")
         output = SimpleNamespace(token_ids=tokens, logprobs=None, finish_reason=reason)
         yield SimpleNamespace(outputs=[output], num_cached_tokens=0, prompt_logprobs=None)

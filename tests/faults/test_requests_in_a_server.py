@@ -31,6 +31,10 @@ def send(server: Any, name: str) -> asyncio.Task:
     return asyncio.ensure_future(server.generate([1, 2, 3], {}, name))
 
 
+async def read_all(outputs: Any) -> list[Any]:
+    return [output async for output in outputs]
+
+
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -56,6 +60,62 @@ def test_requests_of_the_http_endpoint_are_not_remembered() -> None:
         finish(server, "ours")
         assert (await ours).extra_fields["versions"] == [[1, 1]]
         assert server._log.num_open == 0 and not server._inner_ids | server._turns
+
+    run(check)
+
+
+async def answer(server: Any, name: str, task: asyncio.Task) -> None:
+    finish(server, name)
+
+
+async def abort(server: Any, name: str, task: asyncio.Task) -> None:
+    assert (await server.abort_request(name))["aborted"]
+
+
+async def hang_up(server: Any, name: str, task: asyncio.Task) -> None:
+    task.cancel()
+
+
+async def break_off(server: Any, name: str, task: asyncio.Task) -> None:
+    server.engine.error = ValueError("a request that the engine cannot go on with")
+    finish(server, name)
+
+
+@pytest.mark.parametrize("end", [answer, abort, hang_up, break_off])
+@pytest.mark.parametrize("over_http", [True, False], ids=["http", "ray"])
+def test_request_that_ended_is_forgotten_however_it_ended(end: Any, over_http: bool) -> None:
+    """Fault: the version log keeps a request that was aborted, that failed, or whose client is gone."""
+
+    async def check(server: Any) -> None:
+        if over_http:
+            task = asyncio.ensure_future(read_all(server.engine.generate({"prompt_token_ids": [1]}, None, "r")))
+        else:
+            task = send(server, "r")
+        await settle()
+        assert server._log.num_open == (not over_http)
+        if not (over_http and end is abort):  # whoever sent it over HTTP aborts it by hanging up
+            await end(server, "r", task)
+        else:
+            await server.engine.abort("r-inner", internal=True)
+        await asyncio.wait([task], timeout=20)
+        assert task.done()
+        left = [server._inner_ids, server._turns, server._to_abort, server._on_its_way, server._log._final]
+        assert server._log.num_open == server._clock.num_open == server._num_entering == 0 and not any(left)
+        task.cancelled() or task.exception()
+
+    run(check)
+
+
+def test_request_that_the_engine_refuses_is_forgotten() -> None:
+    async def check(server: Any) -> None:
+        async def refuse(*_: Any) -> Any:
+            raise ValueError("no such parameter")
+
+        server._add_request = refuse
+        with pytest.raises(ValueError, match="no such parameter"):
+            await send(server, "r")
+        assert server._log.num_open == server._clock.num_open == server._num_entering == 0
+        assert not server._inner_ids and not server._turns and not server._on_its_way
 
     run(check)
 
