@@ -86,6 +86,21 @@ class AdmissionRule:
         left.subtract(finished[group] for group in batch)
         return batch if self.holds(version + 1, left) else None
 
+    def keep(self, version: int, finished: Mapping[Group, int]) -> set[Group]:
+        """The groups of a restored queue that can still train, as many as possible, the newest first.
+
+        Under the rule that admitted them these are all. A smaller k or B has fewer steps for them, or smaller ones.
+        """
+        kept: set[Group] = set()
+        counts: Counter[int] = Counter()
+        for group in sorted(finished, key=lambda group: finished[group], reverse=True):
+            counts[finished[group]] += 1
+            if self.holds(version, counts):
+                kept.add(group)
+            else:
+                counts[finished[group]] -= 1
+        return kept
+
     def holds(self, version: int, untrained: Mapping[int, int]) -> bool:
         """Whether groups (start version -> number) fulfil the inequality at ``version``."""
         waiting = 0

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from scalerl_verl.pipeline.admission import AdmissionRule
-from scalerl_verl.pipeline.failures import ERROR_TAG
+from scalerl_verl.pipeline.columns import ROLLOUT_N, read_group_sizes
+from scalerl_verl.pipeline.failures import ERROR_TAG, WAITING_TAG
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch
 
 logger = logging.getLogger(__name__)
@@ -27,9 +29,13 @@ class PipelineReplayBuffer(ReplayBufferAsync):
     verl tags a prompt with the step in which it was handed out; the weights in use then are those of the step before,
     so a group of step s starts at version s - 1.
 
+    What lies in the queue at the first look is a checkpoint's, maybe of another k, batch or group size. Groups that can
+    train as they are stay; the others are generated again, before any fresh prompt. Those that the rule has no room for
+    yet wait in the queue under `WAITING_TAG`, through further checkpoints, too.
+
     Args:
         rule: the admission rule.
-        group_size: responses a prompt.
+        group_size: responses to a prompt that asks for no number of its own (`note_group_sizes`).
         watch: attempts and ages of groups.
         admit: ``admit(num_prompts)`` hands out fresh prompts.
         reissue: ``reissue(uids)`` starts groups again from nothing, under new ids, which it returns.
@@ -53,16 +59,29 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         self._rule, self._group_size, self._watch = rule, group_size, watch
         self._admit, self._reissue, self._check_generators = admit, reissue, check_generators
         self._num_steps = num_steps
+        self._sizes: dict[str, int] = {}
+        self._is_first_look = True
         self._streak = GiveUpStreak(rule.batch_groups * (rule.max_staleness + 1))
         self.counts: Counter[str] = Counter()
 
+    def note_group_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Prompts that ask for a number of responses of their own (verl's column ``__rollout_n__``)."""
+        self._sizes.update(sizes)
+
     def top_up(self, global_steps: int) -> None:
-        """Start as many groups as the rule allows at this step."""
+        """Start as many groups as the rule allows at this step, those that wait before fresh ones."""
         self._sync_metadata_from_transfer_queue()
+        if self._is_first_look:
+            self._is_first_look = False
+            self._sort_restored(global_steps)
         num_untrained = len(self.prompt_global_steps["train"])
         num = self._rule.num_to_admit(num_untrained, max(0, self._num_steps() - global_steps + 1))
-        if num:
-            self._admit(num)
+        waiting = self._find_waiting()[:num]
+        if waiting:
+            self._reissue(waiting)
+            tq.kv_clear(keys=waiting, partition_id="train")
+        if num > len(waiting):
+            self._admit(num - len(waiting))
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         """The next batch by the rule; waits for it. Validation goes verl's way.
@@ -86,6 +105,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             batch = self._rule.select(global_steps - 1, finished, running)
             if batch is not None:
                 self._watch.forget(batch)
+                self._forget_sizes(batch)
                 depth = len(finished) - len(batch)
                 metrics = {
                     "scalerl/pipeline/queue_depth": depth,
@@ -101,9 +121,8 @@ class PipelineReplayBuffer(ReplayBufferAsync):
 
     def _start_again(self) -> None:
         """Failed, incomplete and stuck groups: another attempt, or, after too many, gone for good."""
-        sessions = {tuple(key.split("_")[:2]) for key in self.partitions["train"]}  # keys are uid_session_output
-        num_responses = Counter(uid for uid, *_ in sessions)
-        incomplete = {uid for uid in self.finished_keys["train"] if num_responses[uid] < self._group_size}
+        counts = self._count_responses()
+        incomplete = {uid for uid in self.finished_keys["train"] if counts[uid] < self._size_of(uid)}
         complete = self.finished_keys["train"] - incomplete
         self._watch.note_finished(complete)
         open_groups = self.pending_keys["train"] | self.running_keys["train"]
@@ -124,6 +143,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             for old, new in zip(again, self._reissue(again), strict=True):
                 self._watch.renew(old, new)
         self._clear_groups("train", set(failed))
+        self._forget_sizes(failed)
         self.counts.update({"groups_reissued": len(again), "groups_given_up": len(given_up)})
         self._sync_metadata_from_transfer_queue()
 
@@ -132,3 +152,59 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         """What the agent loops of these groups raised, as `note_failure` left it; verl's snapshot has no such tag."""
         rows = (tq.kv_list("train") or {}).get("train", {})
         return {uid: str(rows[uid][ERROR_TAG]) for uid in failed if ERROR_TAG in rows.get(uid, {})}
+
+    def _sort_restored(self, global_steps: int) -> None:
+        """Keep the groups of a checkpoint that can train as they are; let the others wait to be generated again."""
+        starts = {uid: step - 1 for uid, step in self.prompt_global_steps["train"].items()}
+        if not starts:
+            return
+        finished = sorted(self.finished_keys["train"])
+        if finished:
+            stored = tq.kv_batch_get(keys=finished, partition_id="train")
+            self.note_group_sizes(read_group_sizes(stored, finished))
+        counts = self._count_responses()
+        fitting = {uid: starts[uid] for uid in finished if counts[uid] == self._size_of(uid)}
+        kept = self._rule.keep(global_steps - 1, fitting)
+        again = [uid for uid in starts if uid not in kept]
+        if again:
+            self._let_wait(again)
+        num_again = {
+            "were unfinished": len(starts) - len(finished),
+            f"are too old for trainer.v1.pipeline_rl.max_staleness={self._rule.max_staleness} and "
+            f"data.train_batch_size={self._rule.batch_groups}": len(fitting) - len(kept),
+            f"have another number of responses than actor_rollout_ref.rollout.n={self._group_size}, or {ROLLOUT_N} of "
+            "their prompt": len(finished) - len(fitting),
+        }
+        reasons = "; ".join(f"{num} {why}" for why, num in num_again.items() if num)
+        print(
+            f"[scalerl_verl] resumed: of {len(starts)} prompt groups in the checkpoint {len(kept)} train as they are, "
+            f"and {len(again)} are generated again{reasons and f' ({reasons})'}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _let_wait(self, uids: list[str]) -> None:
+        """Drop what was generated for these prompts; to verl they are no prompts from here on."""
+        gone = set(uids)
+        responses = [key for key in self.partitions["train"] if key.split("_")[0] in gone]
+        if responses:
+            tq.kv_clear(keys=responses, partition_id="train")
+        tq.kv_batch_put(keys=uids, partition_id="train", tags=[{"is_prompt": False, WAITING_TAG: True} for _ in uids])
+        self._forget_sizes(uids)
+        self._sync_metadata_from_transfer_queue()
+
+    def _find_waiting(self) -> list[str]:
+        """Prompts that wait to be generated again, those that were drawn first at the head."""
+        tags = {uid: tag for uid, tag in self.partitions["train"].items() if tag.get(WAITING_TAG, False)}
+        return sorted(tags, key=lambda uid: int(tags[uid]["global_steps"]))
+
+    def _count_responses(self) -> Counter[str]:
+        sessions = {tuple(key.split("_")[:2]) for key in self.partitions["train"]}  # keys are uid_session_output
+        return Counter(uid for uid, *_ in sessions)
+
+    def _size_of(self, uid: str) -> int:
+        return self._sizes.get(uid, self._group_size)
+
+    def _forget_sizes(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            self._sizes.pop(uid, None)

@@ -11,6 +11,8 @@ import transfer_queue as tq
 
 ERROR_TAG = "scalerl_error"
 """Tag of a prompt's row that holds the last error of its agent loops."""
+WAITING_TAG = "scalerl_waiting"
+"""Tag of a prompt of a restored queue that the admission rule has no room for yet; to verl it is no prompt."""
 MAX_CHARACTERS = 500
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 120.0

@@ -16,7 +16,6 @@ import numpy as np
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
-from tensordict import NonTensorData
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils import tensordict_utils as tu
@@ -26,6 +25,8 @@ from verl.utils.debug import marked_timer
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.batch import measure_batch
+from scalerl_verl.pipeline.columns import objects_of, read_group_sizes
+from scalerl_verl.pipeline.failures import WAITING_TAG
 from scalerl_verl.pipeline.groups import GroupWatch
 from scalerl_verl.pipeline.settings import pipeline_settings
 from scalerl_verl.upstream.registry import require_checked_run
@@ -168,6 +169,17 @@ class PPOTrainerPipelineRL(PPOTrainer):
         self._step_ended_at = now
         self._pending_sync_metrics = metrics
 
+    def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
+        """Nothing: the replay buffer's first look starts them, as many as the rule allows under this run's settings."""
+        return 0
+
+    def _submit_batch_to_rollout(self, batch: Any) -> int:
+        """verl's; the replay buffer learns how many responses each prompt asks for."""
+        sizes = read_group_sizes(batch, list(batch["uid"]))
+        if sizes:
+            self.replay_buffer.note_group_sizes(sizes)
+        return int(super()._submit_batch_to_rollout(batch))
+
     def _reissue_groups(self, uids: list[str]) -> list[str]:
         """Start groups again from their stored prompts, under new ids: an old attempt that comes back finds nothing.
 
@@ -184,16 +196,10 @@ class PPOTrainerPipelineRL(PPOTrainer):
         return new
 
 
-def objects_of(column: Any) -> list[Any]:
-    """The Python objects of a non-tensor column, whichever way verl's TransferQueue returned them."""
-    values = column.tolist() if hasattr(column, "tolist") else list(column)
-    return [value.data if isinstance(value, NonTensorData) else value for value in values]
-
-
 def _clear_orphans() -> None:
     """Drop rows of a restored queue whose prompt is not there any more: they trained before the checkpoint was made."""
     rows = (tq.kv_list("train") or {}).get("train", {})
-    prompts = {key for key, tag in rows.items() if tag.get("is_prompt", False)}
+    prompts = {key for key, tag in rows.items() if tag.get("is_prompt", False) or tag.get(WAITING_TAG, False)}
     orphans = [key for key in rows if key not in prompts and key.split("_", 1)[0] not in prompts]
     if orphans:
         tq.kv_clear(keys=orphans, partition_id="train")

@@ -68,14 +68,14 @@ def test_no_trained_token_is_older_than_k_and_nothing_deadlocks(
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_every_reachable_state_fulfils_the_inequality(data: st.DataObject) -> None:
-    """Starts, finishes in any order, restarts and losses of groups in any order that the rule allows."""
+    """Starts, ends, restarts and losses of groups in any order that the rule allows, and resumptions under others."""
     k, batch_groups = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 3))
     rule = AdmissionRule(batch_groups, k)
     running: dict[int, int] = {}
     finished: dict[int, int] = {}
     version = next_group = 0
     for _ in range(data.draw(st.integers(1, 60))):
-        action = data.draw(st.sampled_from(["admit", "finish", "restart", "lose", "train"]))
+        action = data.draw(st.sampled_from(["admit", "finish", "restart", "lose", "train", "resume"]))
         if action == "admit":
             for _ in range(data.draw(st.integers(0, rule.num_to_admit(len(running) + len(finished))))):
                 running[next_group] = version
@@ -94,6 +94,17 @@ def test_every_reachable_state_fulfils_the_inequality(data: st.DataObject) -> No
             assert len(batch) == batch_groups
             assert all(version - finished.pop(group) <= k for group in batch)
             version += 1
+        elif action == "resume":
+            assert rule.keep(version, finished) == set(finished), "the same settings lose nothing"
+            k, batch_groups = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 3))
+            rule = AdmissionRule(batch_groups, k)
+            kept = rule.keep(version, finished)
+            for group in finished.keys() - kept:
+                more = Counter(finished[other] for other in {*kept, group})
+                assert not rule.holds(version, more), "no group is generated again that could train"
+            again = [*(finished.keys() - kept), *running]
+            finished = {group: finished[group] for group in kept}
+            running = dict.fromkeys(again[: rule.num_to_admit(len(finished))], version)
         assert rule.holds(version, Counter([*running.values(), *finished.values()]))
     if len(running) + len(finished) >= batch_groups:
         assert rule.select(version, {**running, **finished}, []), "once everything has finished, the trainer goes on"
