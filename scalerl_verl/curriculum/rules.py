@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from scalerl_verl.curriculum.history import PassHistory, Visit
 
@@ -21,7 +22,8 @@ class ResamplingRules:
         first_epoch: first epoch that filters, counted from 1; 2 at the least, because the first has no history.
         min_prompts: filtering never leaves fewer distinct prompts than this (or than the data has).
         min_responses: fewer responses do not make a prompt mastered, however many of them passed. A prompt that passes
-            7 of 10 times passes a single response with probability .7, but 8 of 8 with .06.
+            7 of 10 times passes a single response with probability .7, but 8 of 8 with .06. For a prompt that has fewer
+            responses a visit than this, all of them are enough (unless ``cumulative`` adds them up).
         readmit_after_epochs: a dropped prompt returns after sitting out so many epochs, with its history forgotten, so
             that only its next visit decides. None: never.
 
@@ -54,9 +56,18 @@ class ResamplingRules:
         if problems:
             raise ValueError("\n".join(problems))
 
-    def is_mastered(self, passed: int, responses: int) -> bool:
-        """Whether so many responses passed out of so many that the prompt need not be drawn again."""
-        return responses >= self.min_responses and passed / responses >= self.threshold
+    def is_mastered(self, passed: int, responses: int, group_size: int | None = None) -> bool:
+        """Whether so many responses passed out of so many that the prompt need not be drawn again.
+
+        Args:
+            passed: responses that passed.
+            responses: of so many.
+            group_size: responses of a visit that the prompt asks for; None: as many as the run generates for any.
+        """
+        needed = self.min_responses
+        if group_size is not None and self.history == "latest":
+            needed = min(needed, group_size)
+        return responses >= needed and passed / responses >= self.threshold
 
 
 def _is_number(value: object) -> bool:
@@ -96,7 +107,10 @@ def _judged(prompt_id: str, visit: Visit, history: str) -> DroppedPrompt:
 
 
 def choose_drops(
-    active_ids: Iterable[str], history: PassHistory, rules: ResamplingRules
+    active_ids: Iterable[str],
+    history: PassHistory,
+    rules: ResamplingRules,
+    group_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[list[DroppedPrompt], list[DroppedPrompt]]:
     """Return the mastered prompts that leave, and those that stay only because of the floor.
 
@@ -108,14 +122,19 @@ def choose_drops(
         active_ids: distinct ids of the prompts that are still drawn, in any order.
         history: pass counts.
         rules: threshold, history and floor.
+        group_sizes: responses a visit, of prompts that ask for a number of their own.
 
     Returns:
         (leaving, kept by the floor), highest pass rate first: the same for every order of ``active_ids``.
     """
+
+    def is_mastered(prompt: DroppedPrompt) -> bool:
+        return rules.is_mastered(prompt.passed, prompt.responses, group_sizes.get(prompt.prompt_id))
+
     active = list(active_ids)
     known = ((prompt_id, history.get(prompt_id)) for prompt_id in active)
     judged = [_judged(prompt_id, visit, rules.history) for prompt_id, visit in known if visit is not None]
-    mastered = [prompt for prompt in judged if rules.is_mastered(prompt.passed, prompt.responses)]
+    mastered = [prompt for prompt in judged if is_mastered(prompt)]
     mastered.sort(key=lambda prompt: (-prompt.pass_rate, -prompt.step, prompt.prompt_id))
     allowed = max(0, len(active) - rules.min_prompts)
     return mastered[:allowed], mastered[allowed:]

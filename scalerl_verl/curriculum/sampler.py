@@ -81,6 +81,7 @@ class NoPositiveResampling(Sampler[int]):
             together; counts and floor are in distinct ids.
         rules: when a prompt is mastered, and the floor.
         observer: told at the beginning of each epoch, and after loading a checkpoint.
+        group_sizes: responses a visit, of prompts that ask for a number of their own.
     """
 
     def __init__(
@@ -89,11 +90,13 @@ class NoPositiveResampling(Sampler[int]):
         prompt_ids: Sequence[str],
         rules: ResamplingRules,
         observer: EpochObserver | None = None,
+        group_sizes: Mapping[str, int] | None = None,
     ) -> None:
         if len(prompt_ids) == 0:
             raise ValueError("prompt_ids is empty: the training data has no rows; check data.train_files and filters")
         self.base = base
         self.rules = rules
+        self.group_sizes = dict(group_sizes or {})
         self.history = PassHistory()
         self._ids = list(prompt_ids)
         self._distinct = sorted(set(self._ids))
@@ -147,7 +150,7 @@ class NoPositiveResampling(Sampler[int]):
         kept: list[DroppedPrompt] = []
         if epoch >= self.rules.first_epoch:
             active = [prompt_id for prompt_id in self._distinct if prompt_id not in dropped]
-            leaving, kept = choose_drops(active, self.history, self.rules)
+            leaving, kept = choose_drops(active, self.history, self.rules, self.group_sizes)
         dropped.update((prompt.prompt_id, epoch) for prompt in leaving)
         self._epoch, self._dropped = epoch, dropped
         change = EpochChange(epoch, tuple(leaving), tuple(kept), tuple(back), self.num_remaining, self.num_dropped)

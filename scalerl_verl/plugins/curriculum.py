@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.curriculum import NoPositiveResampling, tally_visits
 from scalerl_verl.errors import PatchError
+from scalerl_verl.pipeline.columns import ROLLOUT_N, is_group_size
 from scalerl_verl.plugins.curriculum_settings import CLASS_PATH, asks_for_curriculum, read_rules
 from scalerl_verl.plugins.drop_list import DropList
 from scalerl_verl.plugins.prompt_ids import COLUMN, label_dataset
@@ -42,7 +43,18 @@ def wrap_sampler(base: Any, data_config: Any, dataset: Any) -> Any:
     if options.get("log_file"):
         describe = _Describer(ids, dataset, data_config.get("prompt_key", "prompt"))
         observer = DropList(options["log_file"], rules, describe)
-    return NoPositiveResampling(base, ids, rules, observer)
+    return NoPositiveResampling(base, ids, rules, observer, _read_group_sizes(ids, dataset))
+
+
+def _read_group_sizes(ids: Sequence[str], dataset: Any) -> dict[str, int]:
+    """Prompt id -> responses that its rows ask for, the fewest of them; empty without verl's column."""
+    if ROLLOUT_N not in dataset.dataframe.column_names:
+        return {}
+    sizes: dict[str, int] = {}
+    for prompt, size in zip(ids, dataset.dataframe[ROLLOUT_N], strict=True):
+        if is_group_size(size):
+            sizes[prompt] = min(int(size), sizes.get(prompt, int(size)))
+    return sizes
 
 
 class _Describer:
@@ -113,7 +125,10 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
     )
     for (prompt_id, at_step), (passed, responses) in visits.items():
         sampler.history.record(prompt_id, at_step, passed, responses)
-    mastered = sum(sampler.rules.is_mastered(passed, responses) for passed, responses in visits.values())
+    mastered = sum(
+        sampler.rules.is_mastered(passed, responses, sampler.group_sizes.get(prompt_id))
+        for (prompt_id, _), (passed, responses) in visits.items()
+    )
     # verl combines the mini-batches of a step by words in the names: see MetricsAggregator.
     step.metrics.update(
         {

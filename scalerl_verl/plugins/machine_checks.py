@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig
 
 from scalerl_verl.names import select
 from scalerl_verl.planning.transfer import BUCKET
-from scalerl_verl.plugins import context, interruption_settings, transfer_checks
+from scalerl_verl.plugins import context, group_size_checks, interruption_settings, transfer_checks
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.verl.weight_sync import sync_timeout_s
 
@@ -141,6 +141,7 @@ def _data(config: DictConfig) -> Iterator[str]:
         files = _files(select(config, key))
         if not files:
             yield f"{key} is not set: give one or more parquet files"
+        sound = []
         for name in files:
             if "://" in name:
                 continue
@@ -149,8 +150,11 @@ def _data(config: DictConfig) -> Iterator[str]:
                 yield f"{key}={name} does not exist: correct the path"
             elif path.suffix not in _READERS:
                 yield f"{key}={name}: verl reads {', '.join(_READERS)} files only; convert it"
-            else:
-                yield from _columns(config, key, path)
+            elif wrong := list(_columns(config, key, path)):
+                yield from wrong
+            elif path.suffix == ".parquet":
+                sound.append(path)
+        yield from group_size_checks.find_problems(config, key, sound)
 
 
 def _columns(config: DictConfig, key: str, path: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 
 from scalerl_verl.advantages.prompt_steps import divide_prompts, order_for_ranks, rows_of_steps, rows_per_step
-from scalerl_verl.names import PPO_OFF_POLICY, TRAINER_MODE, select
+from scalerl_verl.names import PIPELINE_RL, PPO_OFF_POLICY, TRAINER_MODE, select
 from scalerl_verl.plugins.training_step import AdvantageStep, uses_groups
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -47,8 +47,11 @@ class StepRows:
 
 
 def divides_by_prompts(config: Any) -> bool:
-    """Whether an optimizer step of this run has to see whole prompts."""
-    return uses_groups(config) or select(config, TRAINER_MODE) == PPO_OFF_POLICY
+    """Whether an optimizer step of this run has to see whole prompts, or all rows.
+
+    In ``pipeline_rl`` a batch is one step, also where prompts ask for more than ``rollout.n`` responses.
+    """
+    return uses_groups(config) or select(config, TRAINER_MODE) in (PPO_OFF_POLICY, PIPELINE_RL)
 
 
 def num_steps(config: Any) -> int:

@@ -137,6 +137,7 @@ def real_rows(step: list[list[str]]) -> list[str]:
 SIZES = {
     "whole groups": ([GROUP] * 48, 1),
     "groups that lost responses": ([4, 3, 1, 4, 2, 4, 4, 1] * 6, 1),
+    "groups of sizes of their own": ([1, 2 * GROUP, GROUP, 3] * 12, 1),
     "a prompt lost altogether": ([GROUP] * 47, 1),
     "responses of three rows": ([GROUP] * 48, 3),
 }
