@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be there before anything heavy starts: model, data, reward, memory, shared memory, ports."""
+"""What has to be there before anything heavy starts: model, data, reward, the run's folder, memory, ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig
 
 from scalerl_verl.names import select
 from scalerl_verl.planning.transfer import BUCKET
-from scalerl_verl.plugins import context, group_size_checks, interruption_settings, transfer_checks
+from scalerl_verl.plugins import context, group_size_checks, interruption_settings, run_folder, transfer_checks
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.verl.weight_sync import sync_timeout_s
 
@@ -73,6 +73,7 @@ def find_problems(config: DictConfig) -> list[str]:
         problems += interruption_settings.find_model_problems(config)
         problems += context.find_model_problems(config)
         problems += transfer_checks.find_model_problems(config)
+        problems += run_folder.find_problems(config, is_own_ray=address == "local")
     if address == "local":
         problems += [*_ports(config), *_memory(config)]
     return problems
