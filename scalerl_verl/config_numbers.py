@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class Number:
         whole: whether it has to be a whole number.
         null: whether null may stand there.
         most: greatest value.
+        automatic: whether -1 may stand there for a value that verl finds itself.
     """
 
     default: float | None
@@ -37,6 +38,7 @@ class Number:
     whole: bool = True
     null: bool = False
     most: float = math.inf
+    automatic: bool = False
 
     @property
     def stand_in(self) -> float | None:
@@ -52,7 +54,8 @@ class Number:
             limits.append(f"of {self.least:g} or more")
         if math.isfinite(self.most):
             limits.append(f"up to {self.most:g}")
-        return " ".join([kind, *limits]) + (", or null" if self.null else "")
+        others = (", or -1" if self.automatic else "") + (", or null" if self.null else "")
+        return " ".join([kind, *limits]) + others
 
     def wrong(self, value: Any) -> str | None:
         """What to change if ``value`` is not allowed; None if it is."""
@@ -63,7 +66,8 @@ class Number:
             return f"give {self.describe()}{hint}"
         if self.whole and not isinstance(value, int):
             return f"write {int(value)}" if value == value // 1 else f"give {self.describe()}"
-        return None if self.least <= value <= self.most else f"give {self.describe()}"
+        allowed = self.least <= value <= self.most or (self.automatic and value == -1)
+        return None if allowed else f"give {self.describe()}"
 
 
 def _is_number(value: Any) -> bool:
@@ -96,6 +100,11 @@ NUMBERS: dict[str, Number] = {
     "trainer.total_training_steps": _COUNT_OR_NULL,
     "trainer.test_freq": _whole(-1, -1),
     "trainer.save_freq": _whole(-1, -1),
+    "trainer.v1.sync.parameter_sync_step": _COUNT,
+    "trainer.v1.colocate_async.parameter_sync_step": _COUNT,
+    "trainer.v1.colocate_async.num_warmup_batches": _whole(1, 0),
+    "trainer.v1.separate_async.parameter_sync_step": _COUNT,
+    "trainer.v1.separate_async.num_warmup_batches": _whole(1, 0),
     f"{ACTOR}.ppo_mini_batch_size": _COUNT,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": _COUNT_OR_NULL,
     f"{ACTOR}.ppo_max_token_len_per_gpu": _COUNT,
@@ -111,7 +120,7 @@ NUMBERS: dict[str, Number] = {
     f"{ACTOR}.optim.lr": _real(1e-6, 0),
     f"{ACTOR}.optim.lr_warmup_steps": _whole(-1, -1),
     f"{ACTOR}.optim.weight_decay": _real(0.01, 0),
-    f"{_FSDP}.fsdp_size": _whole(-1, -1),
+    f"{_FSDP}.fsdp_size": Number(-1, 1, automatic=True),
     f"{_FSDP}.ulysses_sequence_parallel_size": _COUNT,
     f"{MODEL}.lora_rank": _whole(0, 0),
     f"{MODEL}.lora.rank": _whole(0, 0),
@@ -172,8 +181,30 @@ SWITCHES = (
     "distillation.enabled",
     "reward.reward_model.enable",
 )
-"""Keys that are true or false: text such as 'no' would count as true."""
-
+"""Keys that are true or false: text such as 'no' would count as true, and null as false whatever the default is."""
+_UNDECIDED = "critic.enable"
+"""The one of them where null has a meaning of its own."""
+_NEEDED_SECTIONS = (
+    "trainer",
+    "trainer.v1",
+    "data",
+    "algorithm",
+    "critic",
+    "reward",
+    "reward.reward_model",
+    "actor_rollout_ref",
+    ACTOR,
+    f"{ACTOR}.optim",
+    f"{ACTOR}.policy_loss",
+    _FSDP,
+    MODEL,
+    ROLLOUT,
+    f"{ROLLOUT}.agent",
+    f"{ROLLOUT}.checkpoint_engine",
+    f"{ROLLOUT}.multi_turn",
+    f"{ROLLOUT}.val_kwargs",
+)
+"""Sections that verl looks into whatever stands there: one without keys in a YAML file is null."""
 
 _MORE_SECTIONS = (
     f"{MODEL}.mtp",
@@ -212,7 +243,8 @@ def check_numbers(config: Any) -> tuple[dict[str, str], Any]:
         Key -> problem, and the config with what the table has in place of what is wrong: the config itself if nothing
         is.
     """
-    problems = {**dict(_no_sections(config)), **dict(_unresolved(config)), **dict(_wrong(config))}
+    no_sections, dangling = dict(_no_sections(config)), list(_dangling(config))
+    problems = {**no_sections, **dict(_unresolved(dangling, no_sections)), **dict(_wrong(config))}
     if not problems:
         return problems, config
     from omegaconf import OmegaConf, open_dict
@@ -222,6 +254,9 @@ def check_numbers(config: Any) -> tuple[dict[str, str], Any]:
         for path in problems:
             stand_in: Any = NUMBERS[path].stand_in if path in NUMBERS else {} if path in _sections() else None
             OmegaConf.update(repaired, path, stand_in, merge=False, force_add=True)
+        for path, _, _ in list(_dangling(repaired)) if no_sections else dangling:
+            if _read(repaired, path) is _ABSENT:  # refers to what was wrong and has no stand-in
+                OmegaConf.update(repaired, path, None, merge=False)
     return problems, repaired
 
 
@@ -246,7 +281,9 @@ def _no_sections(config: Any) -> Iterator[tuple[str, str]]:
     for path in _sections():
         value = _read(config, path)
         text = isinstance(value, str) and path == HF_OVERRIDES  # vLLM takes JSON text, too
-        if value is not _ABSENT and value is not None and not text and not isinstance(value, DictConfig):
+        if value is None and path in _NEEDED_SECTIONS:
+            yield path, f"{path}=null: it is a section, set the keys below it or leave it out"
+        elif value is not _ABSENT and value is not None and not text and not isinstance(value, DictConfig):
             yield path, f"{path}={_shown(value)}: it is a section, set the keys below it"
 
 
@@ -259,7 +296,8 @@ def _wrong(config: Any) -> Iterator[tuple[str, str]]:
             yield path, f"{path}={_shown(value)}: {change}"
     for path in SWITCHES:
         value = _read(config, path)
-        if value is not _ABSENT and value is not None and not isinstance(value, bool) and not _refers(config, path):
+        allowed = value is _ABSENT or isinstance(value, bool) or (value is None and path == _UNDECIDED)
+        if not allowed and not _refers(config, path):
             yield path, f"{path}={_shown(value)}: give True or False"
 
 
@@ -284,8 +322,18 @@ def _refers(config: Any, path: str) -> bool:
     return bool(OmegaConf.is_interpolation(OmegaConf.select(config, parent), leaf))
 
 
-def _unresolved(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _unresolved(dangling: list[tuple[str, str, str]], no_sections: Collection[str]) -> Iterator[tuple[str, str]]:
     """References (``${...}``) that lead nowhere: verl would end on the first, in a worker."""
+    for path, raw, cause in dangling:
+        # One that refers to a key with such a reference, or into what is no section, is wrong there.
+        if any(f"{section}." in raw for section in no_sections):
+            continue
+        if any(name in raw for name in re.findall(r"'([^']+)'", cause)) or "'" not in cause:
+            yield path, f"{path}={raw}: {cause}; give a value or set what it refers to"
+
+
+def _dangling(config: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Path, text and cause of every reference that cannot be resolved."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -298,10 +346,7 @@ def _unresolved(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
         try:
             value = node[key]
         except OmegaConfBaseException as error:
-            raw, cause = str(OmegaConf.to_container(node, resolve=False)[key]), str(error).splitlines()[0]
-            # One that refers to a key with such a reference is wrong there.
-            if any(name in raw for name in re.findall(r"'([^']+)'", cause)) or "'" not in cause:
-                yield inner, f"{inner}={raw}: {cause}; give a value or set what it refers to"
+            yield inner, str(OmegaConf.to_container(node, resolve=False)[key]), str(error).splitlines()[0]
             continue
         if isinstance(value, DictConfig | ListConfig) and not OmegaConf.is_interpolation(node, key):
-            yield from _unresolved(config, inner)
+            yield from _dangling(config, inner)

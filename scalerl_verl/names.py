@@ -79,6 +79,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 """Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
 _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
+_PART = 6
+"""Letters from which a part of a name (`pipeline`, `off_policy`) counts as one: lets verl's `cispo` pass."""
 PREFIXES = ("scalerl", "fp32", "fp-32", "float32", "float-32", "torch.float32")
 """Beginnings of values that verl has none of: where one of our names may stand, such a value was meant to be one."""
 Settings = TypeVar("Settings")
@@ -115,7 +117,9 @@ def generator_head_dtype(config: Any) -> Any:
             overrides = json.loads(overrides)
         except ValueError:
             return None  # vLLM refuses such text itself
-    return overrides.get("head_dtype") if hasattr(overrides, "keys") else None
+    if isinstance(overrides, dict):
+        return overrides.get("head_dtype")
+    return _peek(config, HEAD_DTYPE) if hasattr(overrides, "keys") else None
 
 
 def _value(config: Any, path: str) -> str:
@@ -130,7 +134,8 @@ def near_miss(value: str, names: Iterable[str]) -> str | None:
     folded = value.casefold().replace("_", "-")
     for name in sorted(names):
         own = name.replace("_", "-")
-        if folded.startswith(PREFIXES) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
+        part = len(folded) >= _PART and (own.startswith(f"{folded}-") or own.endswith(f"-{folded}"))
+        if part or folded.startswith(PREFIXES) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
             return name
     return None
 
@@ -223,6 +228,11 @@ def read_section(cls: type[Settings], name: str, section: Mapping[str, Any] | No
     given = dict(section or {})
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     unknown = sorted(set(map(str, given)) - set(known))
-    if unknown:
-        raise ScaleRLConfigError([f"{name}.{key} does not exist: the keys are {', '.join(known)}" for key in unknown])
-    return cls(**given)
+    problems = [f"{name}.{key} does not exist: the keys are {', '.join(known)}" for key in unknown]
+    try:
+        settings = cls(**{key: value for key, value in given.items() if key in known})
+    except ScaleRLConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ScaleRLConfigError(problems)
+    return settings

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -97,54 +97,58 @@ def make_reward_shapings(section: Mapping[str, Mapping[str, Any] | None] | None)
         Name -> shaping; empty for no section.
 
     Raises:
-        ValueError: an unknown name or option, a missing one, one of another type than its field (float, int and bool
-            are looked at), or a value that the shaping refuses.
+        ValueError: unknown names or options, missing ones, ones of another type than their field (float, int and bool
+            are looked at), or values that a shaping refuses; a line each.
     """
     if not isinstance(section, Mapping | None):
         raise ValueError(f"reward_shaping={section!r} must map names to their options, such as {{NAME: {{}}}}")
     made: dict[str, RewardShaping] = {}
+    problems: list[str] = []
     for name, options in (section or {}).items():
-        cls = _REGISTRY.get(name)
-        if cls is None:
-            known = ", ".join(sorted(_REGISTRY)) or "none in this version"
-            raise ValueError(f"reward_shaping.{name} does not exist; the names are: {known}")
-        if not isinstance(options, Mapping | None):
-            raise ValueError(f"reward_shaping.{name}={options!r} must be a section of its options; {{}} for none")
-        made[name] = _make(cls, name, dict(options or {}))
+        try:
+            made[name] = _make(name, options)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
     return made
 
 
-def _make(cls: type[RewardShaping], name: str, options: dict[str, Any]) -> RewardShaping:
+def _make(name: str, options: Mapping[str, Any] | None) -> RewardShaping:
+    cls = _REGISTRY.get(name)
+    if cls is None:
+        known_names = ", ".join(sorted(_REGISTRY)) or "none in this version"
+        raise ValueError(f"reward_shaping.{name} does not exist; the names are: {known_names}")
+    if not isinstance(options, Mapping | None):
+        raise ValueError(f"reward_shaping.{name}={options!r} must be a section of its options; {{}} for none")
+    given = dict(options or {})
     fields: list[dataclasses.Field[Any]] = []
     if dataclasses.is_dataclass(cls):
         fields = [field for field in dataclasses.fields(cls) if field.init]
     known = [field.name for field in fields]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ValueError(
-            f"reward_shaping.{name}.{unknown[0]} does not exist; the options are: {', '.join(known) or 'none'}"
-        )
+    problems = [
+        f"reward_shaping.{name}.{key} does not exist; the options are: {', '.join(known) or 'none'}"
+        for key in sorted(set(given) - set(known), key=str)
+    ]
     for field in fields:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field.name not in options:
-            raise ValueError(f"reward_shaping.{name}.{field.name} is missing and has no default: set it")
-    wrong = _wrong_types(cls, name, options)
+        if required and field.name not in given:
+            problems.append(f"reward_shaping.{name}.{field.name} is missing and has no default: set it")
+    problems += _wrong_types(cls, name, {key: value for key, value in given.items() if key in known})
+    if problems:
+        raise ValueError("\n".join(problems))
     try:
-        shaping = cls(**options)
+        return cls(**given)
     except TypeError as error:
-        # A class may compare an option before it looks at its type.
-        raise ValueError(wrong or f"reward_shaping.{name}={options} is refused: {error}") from error
-    if wrong:
-        raise ValueError(wrong)
-    return shaping
+        raise ValueError(f"reward_shaping.{name}={given} is refused: {error}") from error
 
 
-def _wrong_types(cls: type[RewardShaping], name: str, options: Mapping[str, Any]) -> str | None:
-    """What to say of the first option that is not the number or truth value its field is declared to be."""
+def _wrong_types(cls: type[RewardShaping], name: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """What to say of options that are not the number or truth value that their field is declared to be."""
     try:
         hints = typing.get_type_hints(cls)
     except NameError:  # a declaration that cannot be evaluated here says nothing about its options
-        return None
+        return
     for key, value in options.items():
         union = typing.get_origin(hints[key]) in (typing.Union, types.UnionType)
         allowed = typing.get_args(hints[key]) if union else (hints[key],)
@@ -153,8 +157,7 @@ def _wrong_types(cls: type[RewardShaping], name: str, options: Mapping[str, Any]
         fits = type(value) in allowed or (type(value) is int and float in allowed)
         if not fits:
             kinds = " or ".join(_KINDS[kind] for kind in allowed)
-            return f"reward_shaping.{name}.{key}={value!r} must be {kinds}"
-    return None
+            yield f"reward_shaping.{name}.{key}={value!r} must be {kinds}"
 
 
 def shape_rewards(

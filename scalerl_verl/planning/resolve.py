@@ -62,9 +62,10 @@ def compose_run(overrides: Sequence[str]) -> DictConfig:
     import verl  # noqa: F401 - loads the plugin, which puts our presets on Hydra's search path
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     try:
         with initialize_config_module("verl.trainer.config", version_base=None):
             return compose("ppo_trainer", overrides=list(overrides))
-    except HydraException as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # null for a section is a bare ValueError
         raise ScaleRLConfigError([f"the config cannot be composed: {error}"]) from error

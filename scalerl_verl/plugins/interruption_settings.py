@@ -61,13 +61,16 @@ def _read(cls: Callable[..., _Settings], known: Collection[str], section: Any, p
         raise ScaleRLConfigError([f"{path}={section!r} must be a section of its keys"])
     given = dict(section or {})
     unknown = sorted(str(key) for key in set(given) - set(known))
-    if unknown:
-        raise ScaleRLConfigError([f"{path}.{key} does not exist: the keys are {', '.join(known)}" for key in unknown])
+    problems = [f"{path}.{key} does not exist: the keys are {', '.join(known)}" for key in unknown]
+    # Tuples, so that the settings can be hashed.
+    values = {key: tuple(given[key]) if isinstance(given[key], list) else given[key] for key in known if key in given}
     try:
-        # Tuples, so that the settings can be hashed.
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+        settings = cls(**values)
     except ValueError as error:
-        raise ScaleRLConfigError([f"{path}.{line}" for line in str(error).splitlines()]) from error
+        problems += [f"{path}.{line}" for line in str(error).splitlines()]
+    if problems:
+        raise ScaleRLConfigError(problems)
+    return settings
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:

@@ -2,7 +2,8 @@
 """Keys of earlier verl versions that still compose and are read by nothing in the V1 trainer.
 
 verl keeps three sections of the old reward configuration, all null, and has a function that moves them to their new
-places; its V1 trainer does not call it. A launch script of verl 0.7 would be graded by another reward than its own.
+places; its V1 trainer does not call it. A fourth, `reward_manager`, is gone, but a YAML file may bring it. A launch
+script of verl 0.7 would be graded by another reward than its own.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ _MOVED = {
     "reward_model.enable": "reward.reward_model.enable",
     "reward_model.n_gpus_per_node": "reward.reward_model.n_gpus_per_node",
     "reward_model.nnodes": "reward.reward_model.nnodes",
+    "reward_manager.": "reward.reward_manager.",
     "custom_reward_function.": "reward.custom_reward_function.",
     "sandbox_fusion.": "reward.sandbox_fusion.",
 }
 """Beginning of an old key -> beginning of the new one; what follows stays."""
-_SECTIONS = ("reward_model", "custom_reward_function", "sandbox_fusion")
+_SECTIONS = ("reward_model", "reward_manager", "custom_reward_function", "sandbox_fusion")
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:

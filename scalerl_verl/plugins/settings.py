@@ -55,7 +55,7 @@ class AlgorithmSettings:
         try:
             make_reward_shapings(self.reward_shaping)
         except ValueError as error:
-            problems.append(f"algorithm.scalerl.{error}")
+            problems += [f"algorithm.scalerl.{line}" for line in str(error).splitlines()]
         try:
             make_pass_rule({"pass_key": self.pass_key, "pass_threshold": self.pass_threshold})
         except ValueError as error:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf, open_dict
 
+from scalerl_verl.cli import main
 from scalerl_verl.config_numbers import NUMBERS, SWITCHES, check_numbers, number
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import asked_names
 from scalerl_verl.plugins.config_checks import find_problems
-from tests.unit.plugins.composed import ACTOR, ROLLOUT, compose_config
+from tests.unit.plugins.composed import ACTOR, HEAD_DTYPE, ROLLOUT, changed, compose_config
 
 WEIRD = ("", "abc", "16", -5, 1.5, None, [1], {"a": 1}, True, "${nowhere.x}", "${oc.env:NO_SUCH_VARIABLE}")
 
@@ -46,11 +47,57 @@ def problems_of(path: str, value: Any) -> list[str]:
         (f"{ROLLOUT}.n", "${nowhere.x}", "Interpolation key 'nowhere.x' not found"),
         (f"{ROLLOUT}.agent", "forced_interruption", "'forced_interruption': it is a section, set the keys below it"),
         (f"{ACTOR}.policy_loss", "scalerl_cispo", "'scalerl_cispo': it is a section, set the keys below it"),
+        (f"{ROLLOUT}.agent", None, "null: it is a section, set the keys below it or leave it out"),
+        ("trainer.v1", None, "null: it is a section"),
+        (ACTOR, None, "null: it is a section"),
+        (f"{ACTOR}.fsdp_config.fsdp_size", 0, "0: give a whole number of 1 or more, or -1"),
+        ("trainer.v1.separate_async.parameter_sync_step", 0, "0: give a whole number of 1 or more"),
+        ("trainer.use_v1", None, "null: give True or False"),
+        (HEAD_DTYPE, "${oc.env:NO_SUCH_VARIABLE}", "Environment variable 'NO_SUCH_VARIABLE' not found"),
+        ("trainer.v1.trainer_mode", "pipeline", "does not exist: did you mean pipeline_rl?"),
+        ("trainer.v1.trainer_mode", "off_policy", "does not exist: did you mean ppo_off_policy?"),
+        (f"{ACTOR}.loss_agg_mode", "prompt", "does not exist: did you mean prompt-mean?"),
     ],
 )
 def test_one_wrong_value_is_one_problem_with_what_is_allowed(path: str, value: Any, says: str) -> None:
     (problem,) = problems_of(path, value)
     assert problem.startswith(f"{path}=") and says in problem
+
+
+def test_null_asks_for_none_of_our_names_and_null_stays_where_verl_has_a_meaning_for_it() -> None:
+    assert problems_of("critic.enable", None) == []
+    assert asked_names(changed("", {"trainer.v1": None, HEAD_DTYPE: "${nowhere.x}"})) == {}
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        (
+            "scalerl",
+            {"trainer.v1.pipeline_rl.k": 8, "trainer.v1.pipeline_rl.max_staleness": "eight"}
+            | {"trainer.v1.pipeline_rl.max_attempts": 0},
+        ),
+        (
+            "recipe",
+            {"algorithm.scalerl.bogus": 1, "algorithm.scalerl.adv_norm": "x"}
+            | {"algorithm.scalerl.interruption.k": 1, "algorithm.scalerl.interruption.seed": "x"}
+            | {"algorithm.scalerl.truncation_alarm.k": 1, "algorithm.scalerl.truncation_alarm.fraction": 2}
+            | {"algorithm.scalerl.reward_shaping.bogus": {}, "algorithm.scalerl.reward_shaping.length_penalty.k": 1}
+            | {"algorithm.scalerl.reward_shaping.length_penalty.max_length": "x"},
+        ),
+    ],
+)
+def test_unknown_key_hides_no_wrong_value_of_its_section(preset: str, changes: dict[str, Any]) -> None:
+    problems = find_problems(changed(preset, {f"{ACTOR}.use_dynamic_bsz": True, **changes}))
+    assert len(problems) == len(changes), problems
+    for path in changes:
+        assert sum(path in problem for problem in problems) == 1, path
+
+
+def test_plan_shows_what_hydra_refuses_in_any_way(capsys: pytest.CaptureFixture[str]) -> None:
+    for override in ("algorithm=null", "trainer.nnodes=[1", "foo"):
+        assert main(["plan", override]) == 1
+        assert "error: the config cannot be composed: " in capsys.readouterr().err
 
 
 def test_value_that_others_refer_to_is_reported_once_and_where_it_stands() -> None:

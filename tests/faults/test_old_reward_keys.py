@@ -65,3 +65,8 @@ def test_keys_of_recipes_that_were_added_with_a_plus_are_seen_too() -> None:
     problems = list(find_problems(changed("reward_model.reward_kwargs.overlong_buffer_cfg.len", 4096)))
     assert len(problems) == 1
     assert "reward.reward_kwargs.overlong_buffer_cfg.len=4096" in problems[0]
+
+
+def test_section_that_only_a_yaml_file_can_bring_back_is_seen() -> None:
+    (problem,) = find_problems(changed("reward_manager.name", "dapo"))
+    assert "set reward.reward_manager.name=dapo instead" in problem
