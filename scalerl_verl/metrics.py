@@ -40,7 +40,7 @@ METRICS: dict[str, str] = {
     "without `acc` their score, without both their reward (`algorithm.scalerl.pass_key`, `.pass_threshold`); with "
     "several data sources also `validation/<source>/pass_rate`",
     "validation/stderr": "its standard error over prompts",
-    "validation/num_prompts": "prompts of the validation",
+    "validation/num_prompts": "prompts of the validation; rows of equal content are one",
     "validation/num_generations": "generations of the validation",
     "validation/<source>/pass_rate": "the same of one data source, as are the next three",
     "validation/<source>/stderr": "",
@@ -86,7 +86,8 @@ METRICS: dict[str, str] = {
     "data/rows_kept_sum": "rows that train",
     "data/rows_left_out_sum": "rows that a reward shaping left out",
     "data/skipped_updates_sum": "optimizer steps skipped because no row had a signal and the loss has no other term",
-    "data/curriculum_epoch_max": "epoch of no-positive-resampling: a pass over what is left",
+    "data/curriculum_epoch_max": "epoch of no-positive-resampling: a pass over what is left, or where rows are copies "
+    "as many rows as there are prompts left",
     "data/curriculum_prompts_remaining_min": "prompts still drawn",
     "data/curriculum_dropped_this_epoch_max": "prompts dropped when this epoch began",
     "data/curriculum_dropped_in_all_max": "prompts dropped so far and not readmitted",

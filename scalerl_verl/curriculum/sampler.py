@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sampler that skips mastered prompts of another sampler's order.
 
-An epoch is one pass of the sampler over what is left. What it skips is decided once, when its first row is drawn, and
-stays fixed until the next epoch begins: results that arrive later (asynchronous trainers draw prompts ahead of their
-results) count from then on. The order is the wrapped sampler's own, so the first epoch draws what a run without
-filtering draws.
+An epoch is one pass of the sampler over what is left. Where rows are copies of a prompt, a pass visits it several
+times; an epoch then has as many rows as there are prompts left, and several epochs may lie in one pass. What an epoch
+skips is decided once, when its first row is drawn, and stays fixed until the next epoch begins: results that arrive
+later (asynchronous trainers draw prompts ahead of their results) count from then on. The order is the wrapped sampler's
+own, so the first epoch draws what a run without filtering draws.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ class NoPositiveResampling(Sampler[int]):
         self._data = hashlib.sha256("\n".join(self._ids).encode()).hexdigest()
         self._observer = observer
         self._epoch = 0
+        self._num_drawn = 0
+        self._size = len(self._distinct)
+        self._has_copies = len(self._distinct) < len(self._ids)
         # Replaced at the beginning of an epoch, never changed: state dicts refer to it. Values: epoch of the drop.
         self._dropped: Mapping[str, int] = {}
 
@@ -110,7 +114,7 @@ class NoPositiveResampling(Sampler[int]):
         return _Draws(self)
 
     def __len__(self) -> int:
-        """Rows of the current epoch."""
+        """Rows of a pass over what the current epoch draws."""
         return sum(prompt_id not in self._dropped for prompt_id in self._ids)
 
     @property
@@ -137,6 +141,22 @@ class NoPositiveResampling(Sampler[int]):
         """Whether a row of the data is drawn in this epoch."""
         return self._ids[row] not in self._dropped
 
+    def begin_pass(self) -> None:
+        """Begin an epoch, unless rows are copies and the present one is not over; called when a pass draws a row."""
+        if self._epoch == 0 or not self._has_copies or self._is_over():
+            self.begin_epoch()
+
+    def take(self, row: int) -> bool:
+        """Whether to draw the next row of a pass, which begins another epoch if the present one is over."""
+        if self.draws(row) and self._is_over():
+            self.begin_epoch()
+        drawn = self.draws(row)
+        self._num_drawn += drawn
+        return drawn
+
+    def _is_over(self) -> bool:
+        return self._has_copies and self._num_drawn >= self._size
+
     def begin_epoch(self) -> EpochChange:
         """Count a new epoch and decide what it skips; called when its first row is drawn."""
         epoch = self._epoch + 1
@@ -152,7 +172,8 @@ class NoPositiveResampling(Sampler[int]):
             active = [prompt_id for prompt_id in self._distinct if prompt_id not in dropped]
             leaving, kept = choose_drops(active, self.history, self.rules, self.group_sizes)
         dropped.update((prompt.prompt_id, epoch) for prompt in leaving)
-        self._epoch, self._dropped = epoch, dropped
+        self._epoch, self._num_drawn, self._dropped = epoch, 0, dropped
+        self._size = self.num_remaining
         change = EpochChange(epoch, tuple(leaving), tuple(kept), tuple(back), self.num_remaining, self.num_dropped)
         if self._observer is not None:
             self._observer.epoch_began(change)
@@ -167,6 +188,7 @@ class NoPositiveResampling(Sampler[int]):
             "version": _VERSION,
             "data": self._data,
             "epoch": self._epoch,
+            "num_drawn": self._num_drawn,
             "dropped": self._dropped,
             "history": _HistoryNow(self.history),
         }
@@ -175,27 +197,49 @@ class NoPositiveResampling(Sampler[int]):
         """Continue from a state.
 
         Raises:
-            ValueError: the state is of another version of this class.
+            ValueError: the state is of another version of this class, or of other prompts altogether.
         """
         if state.get("version") != _VERSION:
             raise ValueError(
                 f"the checkpoint's sampler state has version {state.get('version')}, but this reads {_VERSION}: "
                 "resume with the version that wrote it, or start a new run (trainer.resume_mode=disable)"
             )
-        if state["data"] != self._data:
-            _logger.warning(
-                "The training data differs from that of the checkpoint. Histories follow each prompt by its content, "
-                "but the position within the epoch now means other rows: prompts may be skipped or repeated once."
-            )
         history = state["history"]
-        self.history.load_state_dict(history.plain() if isinstance(history, _HistoryNow) else history)
+        plain = history.plain() if isinstance(history, _HistoryNow) else history
+        if state["data"] != self._data:
+            self._compare_prompts({*plain["ids"], *state["dropped"]})
+        self.history.load_state_dict(plain)
         self._epoch, self._dropped = int(state["epoch"]), dict(state["dropped"])
+        # Checkpoints from before copies were looked at do not have it: their epoch lasts longer once, if there are any.
+        self._num_drawn, self._size = int(state.get("num_drawn", 0)), self.num_remaining
         if self._observer is not None:
             self._observer.resumed(self._epoch)
 
+    def _compare_prompts(self, known: set[str]) -> None:
+        """Compare the prompts that a checkpoint of other data knows with those of the data.
+
+        Raises:
+            ValueError: they have none in common.
+        """
+        found = len(known & set(self._distinct))
+        if known and not found:
+            raise ValueError(
+                f"the checkpoint knows {len(known)} prompts, and the training data has none of them: data.train_files "
+                "is other data, or another version named the prompts in another way. Set data.train_files to what it "
+                "was, resume with the version that wrote the checkpoint, or delete data.pt in the checkpoint's folder "
+                "to go on with its weights and begin the data and its history anew"
+            )
+        _logger.warning(
+            "The training data differs from that of the checkpoint, whose history knows %d prompts; %d of them are in "
+            "the data. Histories follow each prompt by its content, but the position within the epoch now means other "
+            "rows: prompts may be skipped or repeated once.",
+            len(known),
+            found,
+        )
+
 
 class _Draws(Iterator[int]):
-    """One epoch of a `NoPositiveResampling`.
+    """One pass of a `NoPositiveResampling`.
 
     Making an iterator decides nothing: loaders make more of them than they use.
     """
@@ -208,12 +252,12 @@ class _Draws(Iterator[int]):
 
     def __next__(self) -> int:
         if not self._began:
-            self._sampler.begin_epoch()
+            self._sampler.begin_pass()
             self._began = True
         while True:
             row = int(next(self._base))
             self._num_taken += 1
-            if self._sampler.draws(row):
+            if self._sampler.take(row):
                 return row
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from scalerl_verl.json_lines import split_lines
 from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins.passing import judge, read_pass_rule
 from scalerl_verl.plugins.training_step import AdvantageStep
+from scalerl_verl.plugins.validation_prompts import ValidationPrompts
 from scalerl_verl.scaling.forecast import forecast_metrics
 from scalerl_verl.scaling.ledger import ComputeLedger, ValidationPoint
 from scalerl_verl.scaling.validation import measure_pass_rate
@@ -47,6 +48,7 @@ class RunLedger:
         self.counts = ComputeLedger(num_gpus)
         self.counts.tick(time.monotonic())
         self.before_validation: dict[str, float] | None = None
+        self.prompts = ValidationPrompts()
         self.samples: tuple[list[str], list[str], list[float]] | None = None
         self._flops: Any = None
         self._flops_known: bool | None = None
@@ -210,6 +212,7 @@ def begin_validation(ledger: RunLedger, global_steps: int) -> None:
     ledger.counts.add(steps=global_steps)
     ledger.before_validation = ledger.counts.metrics()
     ledger.samples = None
+    ledger.prompts.begin()
 
 
 def note_samples(
@@ -222,7 +225,7 @@ def note_samples(
     """
     infos = _rows_of(extra, len(uids), read_pass_rule(ledger.config).keys)
     passes = judge(ledger.config, extra["reward"], infos).astype(float).tolist()
-    ledger.samples = [str(source) for source in data_sources], [str(uid) for uid in uids], passes
+    ledger.samples = [str(source) for source in data_sources], ledger.prompts.of(uids), passes
 
 
 def _rows_of(extra: dict[str, list[Any]], size: int, keys: Sequence[str]) -> list[dict[str, Any]]:
@@ -239,13 +242,13 @@ def end_validation(ledger: RunLedger, total_steps: int) -> dict[str, float]:
     metrics = dict(ledger.before_validation or {})
     if ledger.samples is None:
         return metrics
-    sources, uids, passes = ledger.samples
-    measured = measure_pass_rate(uids, passes)
+    sources, prompts, passes = ledger.samples
+    measured = measure_pass_rate(prompts, passes)
     metrics.update(_describe("scalerl/validation", measured))
     if len(set(sources)) > 1:
         for source in sorted(set(sources)):
             rows = [i for i, value in enumerate(sources) if value == source]
-            part = measure_pass_rate([uids[i] for i in rows], [passes[i] for i in rows])
+            part = measure_pass_rate([prompts[i] for i in rows], [passes[i] for i in rows])
             metrics.update(_describe(f"scalerl/validation/{source}", part))
     point = ValidationPoint(
         ledger.counts.totals, measured.pass_rate, measured.stderr, measured.num_prompts, measured.num_generations

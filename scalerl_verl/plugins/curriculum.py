@@ -13,16 +13,24 @@ from scalerl_verl.errors import PatchError
 from scalerl_verl.pipeline.columns import ROLLOUT_N, is_group_size
 from scalerl_verl.plugins.curriculum_settings import CLASS_PATH, asks_for_curriculum, read_rules
 from scalerl_verl.plugins.drop_list import DropList
-from scalerl_verl.plugins.prompt_ids import COLUMN, label_dataset
+from scalerl_verl.plugins.prompt_ids import (
+    COLUMN,
+    UnmarkedDataError,
+    find_copies,
+    label_dataset,
+    read_column,
+    warn_of_copies,
+)
 from scalerl_verl.plugins.training_step import AdvantageStep
 from scalerl_verl.upstream.registry import require_active
 
 _PREVIEW_CHARS = 200
 _MAX_ROWS_LISTED = 10
+_TRAIN_FILES = "data.train_files"
 
 
 def wrap_sampler(base: Any, data_config: Any, dataset: Any) -> Any:
-    """Our sampler around verl's if ``data.sampler`` names it, else verl's.
+    """Our sampler around verl's if ``data.sampler`` names it, else verl's; says which rows are copies.
 
     Args:
         base: verl's own sampler over ``dataset``.
@@ -35,10 +43,18 @@ def wrap_sampler(base: Any, data_config: Any, dataset: Any) -> Any:
     """
     section = data_config.get("sampler")
     if section is None or section.get("class_path") != CLASS_PATH:
+        find_copies(dataset, data_config, _TRAIN_FILES)
         return base
     options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else dict(section)
     rules = read_rules(options)
-    ids = label_dataset(dataset, data_config)
+    try:
+        ids = label_dataset(dataset, data_config)
+    except UnmarkedDataError as error:
+        raise ValueError(
+            f"data.sampler has to know the prompt of each result: {error}; {error.fix}, or delete the section "
+            "(~data.sampler)"
+        ) from error
+    warn_of_copies(ids, _TRAIN_FILES)
     observer = None
     if options.get("log_file"):
         describe = _Describer(ids, dataset, data_config.get("prompt_key", "prompt"))
@@ -117,7 +133,7 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
         require_active("verl.training_step.weights")
         raise PatchError("no rewards were seen in this training step: verl computed the advantages in another way")
     visits = tally_visits(
-        _read_prompt_ids(batch),
+        _require_prompt_ids(batch),
         list(batch.keys),
         [int(tag.get("global_steps", 0)) for tag in batch.tags],
         step.judge_rows(step.rewards_B),
@@ -142,16 +158,11 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
     )
 
 
-def _read_prompt_ids(batch: Any) -> list[str]:
-    """The id column of each row, from verl's TransferQueue."""
-    import transfer_queue
-
-    data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[COLUMN])
-    if COLUMN not in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
+def _require_prompt_ids(batch: Any) -> list[str]:
+    ids = read_column(batch)
+    if ids is None:
         raise ValueError(
             f"the rows of this batch have no field {COLUMN}, by which data.sampler knows their prompt: an agent loop "
             "or a custom sampler (trainer.v1.sampler.custom_sampler) drops fields of the data; let it pass them on"
         )
-    column = data[COLUMN]
-    values = column.tolist() if hasattr(column, "tolist") else list(column)
-    return [str(getattr(value, "data", value)) for value in values]
+    return ids

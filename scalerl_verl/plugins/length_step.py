@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class BatchLengths:
 
     Args:
         rows: row of the last output of each, in the order of the batch; padding rows are no responses.
-        prompt_ids: of each.
+        prompt_ids: of each: verl's uid, one of each draw of a row.
         truncated_R: which ran out of tokens, [R] bool.
         clamped_R: of these, which the engine had no more room for, [R] bool.
         records: of each, see `LengthRecord`; None where another loop made it.
@@ -192,8 +192,11 @@ class ValidationLengths:
     batches: list[BatchLengths] = field(default_factory=list)
     rewards: list[float] | None = None
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, find_prompts: Callable[[Sequence[str]], list[str]] = list) -> dict[str, float]:
         """Metrics of the validation; none if verl sampled nothing.
+
+        Args:
+            find_prompts: the prompts of verl's uids.
 
         Raises:
             PatchError: verl scored other responses than were sampled.
@@ -207,7 +210,7 @@ class ValidationLengths:
         found = _summarize(
             np.concatenate([batch.truncated_R for batch in self.batches]),
             np.concatenate([batch.clamped_R for batch in self.batches]),
-            [prompt for batch in self.batches for prompt in batch.prompt_ids],
+            find_prompts([uid for batch in self.batches for uid in batch.prompt_ids]),
             records,
             np.array(self.rewards, dtype=np.float64),
         )
@@ -215,21 +218,26 @@ class ValidationLengths:
 
 
 @contextlib.contextmanager
-def watch_validation(trainer: Any) -> Iterator[ValidationLengths | None]:
+def watch_validation(trainer: Any, look: Callable[[Any], None]) -> Iterator[ValidationLengths | None]:
     """Look at each batch that verl's validation takes from its replay buffer, before it deletes it.
 
-    None in a run that reports no lengths.
+    Args:
+        trainer: verl's.
+        look: is given each batch, too.
+
+    Returns:
+        The lengths; None in a run that reports none.
     """
-    if not watches_lengths(trainer.config):
-        yield None
-        return
-    lengths = trainer._scalerl_validation_lengths = ValidationLengths(trainer.config)
+    lengths = ValidationLengths(trainer.config) if watches_lengths(trainer.config) else None
+    trainer._scalerl_validation_lengths = lengths
     buffer = trainer.replay_buffer
     original = buffer.sample
 
     def sample(*args: Any, **kwargs: Any) -> Any:
         batch, metrics = original(*args, **kwargs)
-        lengths.batches.append(read_lengths(trainer.config, batch))
+        look(batch)
+        if lengths is not None:
+            lengths.batches.append(read_lengths(trainer.config, batch))
         return batch, metrics
 
     buffer.sample = sample

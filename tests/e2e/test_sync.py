@@ -180,6 +180,8 @@ def test_validation_is_a_point_with_its_standard_error(first: VerlRun) -> None:
         assert rate == pytest.approx(mean) and 0 <= rate <= 1 and 0 <= stderr <= 0.5
         assert metrics[step]["scalerl/forecast/identified"] == 0
     assert "scalerl/validation/pass_rate" not in metrics[1]
+    # The marks of the prompts came back with the responses, from real queues.
+    assert "takes each row of the validation data for a prompt of its own" not in first.log
 
 
 def test_resumed_ledger_counts_nothing_twice_and_loses_nothing(first: VerlRun, resumed: VerlRun) -> None:

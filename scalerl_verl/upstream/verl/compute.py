@@ -41,6 +41,7 @@ def _build_load(original: Any, module: ModuleType) -> Any:
             folder = resumed_folder(self)
             ledger.restore(folder)
             restore_alarm(self, folder)
+            ledger.prompts.mark(self.val_dataset, self.config.data)
         return result
 
     return _load_checkpoint
@@ -76,10 +77,10 @@ def _build_validate(original: Any, module: ModuleType) -> Any:
         if ledger is None:
             return original(self)
         begin_validation(ledger, self.global_steps)
-        with watch_validation(self) as lengths:
+        with watch_validation(self, ledger.prompts.look) as lengths:
             metrics = original(self)
             if lengths is not None:
-                metrics.update(lengths.metrics())
+                metrics.update(lengths.metrics(ledger.prompts.of))
         metrics.update(end_validation(ledger, self.total_training_steps))
         if self.global_steps == 0 or not hasattr(self, "timing_raw"):
             ledger.before_validation = None  # no step to log: this is the validation before training

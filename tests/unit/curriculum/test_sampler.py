@@ -7,7 +7,7 @@ import copy
 import io
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -255,7 +255,7 @@ def test_interrupted_run_draws_what_an_uninterrupted_one_draws(plan: Plan, inter
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(plans)
+@given(plans.map(lambda plan: replace(plan, distinct=plan.num_rows)))
 def test_every_epoch_draws_each_remaining_row_once_and_no_dropped_one(plan: Plan) -> None:
     """But for the rows that do not fill a last batch, which verl's loader drops."""
     batches, run = play(plan, 24, set())

@@ -63,6 +63,7 @@ class StubTrainer:
     total_training_steps = 10
     uses_names = True
     saved: tuple[int, ...] = ()
+    val_dataset = None
 
     def __init__(self, config: Any) -> None:
         self.config, self.global_steps = config, 0

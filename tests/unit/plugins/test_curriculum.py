@@ -88,6 +88,11 @@ def test_id_depends_on_content_only() -> None:
         {"reward_model": {"style": "rule", "ground_truth": "3"}},
         {"reward_model": {"style": "rule", "ground_truth": 2}},
         {"images": [{"bytes": b"one"}]},
+        {"images": [{"bytes": b"one", "path": "1.png"}, {"bytes": b"two", "path": "1.png"}]},
+        {"images": ["one.png"]},
+        {"agent_name": "tool_agent"},
+        {"extra_info": {"index": 1, "tools_kwargs": {"judge": {"create_kwargs": {"ground_truth": "3"}}}}},
+        {"extra_info": {"index": 1, "interaction_kwargs": {"name": "gsm8k"}}},
     ],
 )
 def test_id_differs_with_the_content(changes: dict[str, Any]) -> None:
@@ -129,16 +134,18 @@ class PickyDataset:
 
 
 def test_data_whose_prompts_cannot_be_marked_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"derive data\.custom_cls from RLHFDataset, or delete .*~data\.sampler"):
-        label_dataset(SimpleNamespace(dataframe=pandas.DataFrame([make_row(1)])), {})
+    options = {"sampler": SAMPLER}
+    table = SimpleNamespace(dataframe=pandas.DataFrame([make_row(1)]))
+    with pytest.raises(ValueError, match=r"derive data\.custom_cls from RLHFDataset.*, or delete .*~data\.sampler"):
+        wrap_sampler(None, options, table)
     with pytest.raises(ValueError, match=r"does not pass on all columns.*pass it on, or delete .*~data\.sampler"):
-        label_dataset(PickyDataset(), {})
-    dataset, config = make_data(tmp_path, [make_row(1, **{COLUMN: "x"})])
+        wrap_sampler(None, options, PickyDataset())
+    dataset, config = make_data(tmp_path, [make_row(1, **{COLUMN: "x"})], **options)
     with pytest.raises(ValueError, match=f"has a column '{COLUMN}'.*rename it"):
-        label_dataset(dataset, config)
-    dataset, config = make_data(tmp_path, [make_row(1)], prompt_key="question")
+        wrap_sampler(None, config, dataset)
+    dataset, config = make_data(tmp_path, [make_row(1)], prompt_key="question", **options)
     with pytest.raises(ValueError, match=r"data\.prompt_key=question is no column"):
-        label_dataset(dataset, config)
+        wrap_sampler(None, config, dataset)
 
 
 def test_sampler_wraps_verls_own_only_when_named(tmp_path: Path) -> None:
