@@ -15,9 +15,11 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,17 @@ class SourceError(ValueError):
 
 
 def text_of(value: Any) -> str:
-    """A field as text, empty if it is missing; 0 and false are values.
+    """A field as text, empty if it is missing or none (a list, a number that is not finite); 0 and false are values.
 
     Answers are compared as text: a whole number that was read as 2.0 is written as a response has it, 2.
     """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+    if isinstance(value, float | Decimal):
+        value = int(value) if math.isfinite(value) and value == value // 1 else value if math.isfinite(value) else ""
+    if isinstance(value, bytes):  # Parquet's binary columns
+        value = value.decode("utf-8", "surrogateescape")
+    text = str(value).strip() if isinstance(value, str | int | float | Decimal) else ""
+    # Half a surrogate pair, which JSON can hold, has no bytes in UTF-8.
+    return "" if any("\ud800" <= letter <= "\udfff" for letter in text) else text
 
 
 def math_row(record: Row) -> Row | None:
@@ -52,13 +58,16 @@ def code_row(record: Row) -> Row | None:
 
     None if it is of another kind, or has no message of the user or no tests.
     """
-    if record.get("ability") != "code":
+    turns, model = record.get("prompt"), record.get("reward_model")
+    source = text_of(record.get("data_source"))
+    if record.get("ability") != "code" or not source or not isinstance(turns, list) or not isinstance(model, dict):
         return None
-    users = [turn["content"] for turn in record.get("prompt") or () if turn["role"] == "user"]
-    truth = (record.get("reward_model") or {}).get("ground_truth")
-    if not users or not truth:
+    users = [turn.get("content") for turn in turns if isinstance(turn, dict) and turn.get("role") == "user"]
+    truth = model.get("ground_truth")
+    if not users or not isinstance(users[-1], str) or not text_of(users[-1]) or not truth:
         return None
-    return make_row(record["data_source"], "code", users[-1], truth if isinstance(truth, str) else json.dumps(truth))
+    tests = truth if isinstance(truth, str) else json.dumps(truth)
+    return make_row(source, "code", users[-1], tests) if text_of(tests) else None
 
 
 def make_row(data_source: str, ability: str, prompt: str, truth: str) -> Row:
@@ -74,27 +83,43 @@ def make_row(data_source: str, ability: str, prompt: str, truth: str) -> Row:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset by its id and what makes a row of a record."""
+    """A dataset by its id, what makes a row of a record, and the fields that this takes."""
 
     dataset: str
     to_row: Callable[[Row], Row | None]
+    fields: str
 
 
 SUFFIXES = (".jsonl", ".parquet")
 SOURCES = {
-    "polaris": Source("POLARIS-Project/Polaris-Dataset-53K", math_row),
-    "eurus-code": Source("PRIME-RL/Eurus-2-RL-Data", code_row),
+    "polaris": Source("POLARIS-Project/Polaris-Dataset-53K", math_row, "problem and answer"),
+    "eurus-code": Source(
+        "PRIME-RL/Eurus-2-RL-Data",
+        code_row,
+        "data_source, ability=code, prompt with a message of the user and reward_model with a ground_truth",
+    ),
 }
 
 
 def convert(records: Iterable[Row], source: Source) -> tuple[list[Row], int]:
-    """Rows of a dataset, each problem once, in the order of a hash of its text; and how many records were left out."""
+    """Rows of a dataset, each problem once, in the order of a hash of its text; and how many records were left out.
+
+    Raises:
+        SourceError: no record can be used.
+    """
     rows: dict[str, Row] = {}
     num_records = 0
+    columns: list[str] = []
     for record in records:
         num_records += 1
+        columns = columns or list(record)
         if (row := source.to_row(record)) is not None:
             rows[row["extra_info"]["key"]] = row
+    if columns and not rows:
+        raise SourceError(
+            f"none of {num_records} records can be used: a record needs {source.fields}, each with text or a number, "
+            f"the first one has {', '.join(columns)}: rename or convert the fields"
+        )
     return [rows[key] for key in sorted(rows)], num_records - len(rows)
 
 
@@ -102,12 +127,18 @@ def read_records(source: Source, file: Path | None) -> Iterator[Row]:
     """Records of a local file, or of the dataset by id.
 
     Raises:
-        SourceError: the file cannot be read as what its name says.
+        SourceError: the dataset cannot be fetched, or the file not be read as what its name says.
     """
     if file is None:
         import datasets
 
-        yield from datasets.load_dataset(source.dataset, split="train")
+        try:
+            records = datasets.load_dataset(source.dataset, split="train")
+        except (OSError, ValueError) as error:  # the library's own are of these kinds
+            raise SourceError(
+                f"{source.dataset} cannot be fetched ({error}): give a local file with --input NAME=FILE"
+            ) from error
+        yield from records
     elif file.suffix.lower() == ".jsonl":
         yield from read_json_lines(file)
     else:
@@ -115,7 +146,7 @@ def read_records(source: Source, file: Path | None) -> Iterator[Row]:
 
         try:
             yield from pyarrow.parquet.read_table(file).to_pylist()
-        except pyarrow.ArrowInvalid as error:
+        except (pyarrow.ArrowException, OSError) as error:
             raise SourceError(f"{file} is no Parquet file ({error})") from error
 
 
@@ -132,11 +163,11 @@ def read_json_lines(file: Path) -> Iterator[Row]:
                     if not isinstance(record, dict):
                         raise ValueError("it is no object such as {...}")
                     yield record
-    except ValueError as error:  # UnicodeDecodeError is one, before it reaches its line
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one, before it reaches its line
         raise SourceError(f"{file} cannot be read at or after line {number} ({error})") from error
 
 
-def choose_files(inputs: Sequence[str], sources: Sequence[str], held_out: int) -> dict[str, Path]:
+def choose_files(inputs: Sequence[str], sources: Sequence[str], held_out: int, out: Path) -> dict[str, Path]:
     """Local files by the source they stand for.
 
     Raises:
@@ -146,6 +177,9 @@ def choose_files(inputs: Sequence[str], sources: Sequence[str], held_out: int) -
     problems = [f"{name} is given more than once" for name in dict.fromkeys(sources) if sources.count(name) > 1]
     if held_out < 1:
         problems.append(f"--held-out {held_out}: give a whole number from 1")
+    folder = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        problems.append(f"--out {out}: {folder} is no folder that can be written; give another")
     for text in inputs:
         name, _, file = text.partition("=")
         if not file:
@@ -174,12 +208,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE", help="a local file instead")
     arguments = parser.parse_args(argv)
     try:
-        files = choose_files(arguments.input, arguments.sources, arguments.held_out)
+        files = choose_files(arguments.input, arguments.sources, arguments.held_out, arguments.out)
         train, test, counts = collect(arguments.sources, files, arguments.held_out)
     except SourceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    write(arguments.out, train, test, counts)
+    try:
+        write(arguments.out, train, test, counts)
+    except OSError as error:
+        print(f"error: --out {arguments.out} cannot be written ({error}): give another folder", file=sys.stderr)
+        return 1
     print(json.dumps(counts))
     return 0
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 
@@ -295,5 +296,48 @@ def test_program_without_a_message_or_tests_is_left_out(to_parquet: ModuleType) 
     turns = [{"role": "user", "content": "Write it."}]
     good = {"ability": "code", "data_source": "taco", "prompt": turns, "reward_model": {"ground_truth": {"inputs": []}}}
     assert to_parquet.code_row(good) is not None
-    for change in ({"prompt": None}, {"reward_model": None}, {"reward_model": {"ground_truth": ""}}, {"ability": None}):
-        assert to_parquet.code_row({**good, **change}) is None
+    for key, values in {
+        "prompt": [None, "text", ["text"], [{"content": "x"}], [{"role": "user"}], [{"role": "user", "content": [1]}]],
+        "reward_model": [None, "rule", [1], {"ground_truth": ""}, {"ground_truth": "\ud800"}],
+        "ability": [None],
+        "data_source": [None, ""],
+    }.items():
+        for value in values:
+            assert to_parquet.code_row({**good, key: value}) is None, (key, value)
+    assert to_parquet.code_row({key: value for key, value in good.items() if key != "data_source"}) is None
+
+
+def test_answer_that_is_no_text_and_text_that_is_none_in_utf_8_are_left_out(to_parquet: ModuleType) -> None:
+    expected = {"4": "4", b"4": "4", Decimal("4.00"): "4", Decimal("0.50"): "0.50", float("inf"): "", "\ud800": ""}
+    assert {value: to_parquet.text_of(value) for value in expected} == expected
+    assert [to_parquet.text_of(value) for value in (["4"], {"a": 4}, [], b"\xff")] == [""] * 4
+
+
+def test_records_with_other_fields_are_refused_with_both_names(
+    to_parquet: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"question": "1 + 1?", "solution": 2}\n', encoding="utf-8")
+    assert to_parquet.main(["--out", str(tmp_path / "out"), "--input", f"polaris={file}", "--", "polaris"]) == 1
+    said = capsys.readouterr().err
+    assert "a record needs problem and answer" in said and "the first one has question, solution: rename" in said
+
+
+def test_folder_that_cannot_be_written_is_refused_before_anything_is_read(
+    to_parquet: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_parquet, "read_records", lambda *_: pytest.fail("a source was read"))
+    (tmp_path / "file").touch()
+    assert to_parquet.main(["--out", str(tmp_path / "file" / "out"), "polaris"]) == 1
+    assert f"{tmp_path}/file is no folder that can be written" in capsys.readouterr().err
+
+
+def test_dataset_that_cannot_be_fetched_is_refused_with_the_way_out(
+    to_parquet: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stub_without_network(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("datasets.load_dataset", stub_without_network)
+    assert to_parquet.main(["--out", str(tmp_path / "out"), "polaris"]) == 1
+    assert "cannot be fetched (no route): give a local file with --input NAME=FILE" in capsys.readouterr().err
