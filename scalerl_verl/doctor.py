@@ -246,7 +246,14 @@ def _run_status(report: Report, folder: Path) -> None:
         return
     report.add(f"processes of the run recorded in {folder}:")
     for path in files:
-        entry = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            report.trouble(f"{path} cannot be read ({error}): it was cut off, delete it")
+            continue
+        if not isinstance(entry, dict) or not {"pid", "title", "patches", "loaded_by"} <= entry.keys():
+            report.trouble(f"{path} is no status file of a run: give the folder of SCALERL_VERL_STATUS_DIR")
+            continue
         applied = sum(patch["status"] == "applied" for patch in entry["patches"].values())
         refused = [name for name, patch in entry["patches"].items() if patch["status"] == "refused"]
         loaders = "+".join(entry["loaded_by"])

@@ -26,6 +26,17 @@ _NEEDED = (
     "intermediate_size",
     "vocab_size",
 )
+_OTHERS = (
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "num_local_experts",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+)
+"""Entries that may be missing or 0."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +158,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         name: of the model, for messages.
 
     Raises:
-        ScaleRLConfigError: an architecture that is not counted here, or a missing entry.
+        ScaleRLConfigError: an architecture that is not counted here, or entries that are missing or no numbers.
     """
     kind = str(config.get("model_type"))
     if kind not in (*DENSE, *MIXTURES):
@@ -159,6 +170,9 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         raise ScaleRLConfigError(
             [f"the config of {name} lacks {', '.join(missing)}: give the model's whole config.json"]
         )
+    wrong = [f"{key}={config[key]!r}" for key in (*_NEEDED[1:], *_OTHERS) if not _is_count(config, key)]
+    if wrong:
+        raise ScaleRLConfigError([f"the config of {name} has {', '.join(wrong)}: whole numbers are needed there"])
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     # transformers' default for Qwen3 does not follow from the other sizes.
@@ -188,6 +202,13 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     )
 
 
+def _is_count(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key)
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return value is None
+    return value == value // 1 and value >= (key in _NEEDED)
+
+
 def _mixture(config: Mapping[str, Any], kind: str, name: str) -> dict[str, int]:
     """The entries of a mixture of experts; none for a dense model."""
     if kind not in MIXTURES:
@@ -202,7 +223,7 @@ def _mixture(config: Mapping[str, Any], kind: str, name: str) -> dict[str, int]:
     if missing:
         raise ScaleRLConfigError([f"the config of {name} lacks {missing}: give the model's whole config.json"])
     layers = int(config["num_hidden_layers"])
-    dense = set(config.get("mlp_only_layers") or ()) if kind == "qwen3_moe" else set()
+    dense = set(_layer_numbers(config.get("mlp_only_layers"), name)) if kind == "qwen3_moe" else set()
     step = int(config.get("decoder_sparse_step") or 1) if kind == "qwen3_moe" else 1
     return {
         "num_experts": int(found["num_local_experts"]),
@@ -210,6 +231,12 @@ def _mixture(config: Mapping[str, Any], kind: str, name: str) -> dict[str, int]:
         "expert_intermediate": int(found["moe_intermediate_size"]),
         "num_mixture_layers": sum(i not in dense and (i + 1) % step == 0 for i in range(layers)),
     }
+
+
+def _layer_numbers(given: Any, name: str) -> list[int]:
+    if given is not None and not isinstance(given, list):
+        raise ScaleRLConfigError([f"the config of {name} has mlp_only_layers={given!r}: a list is needed there"])
+    return given or []
 
 
 def find_shape(model: str, config_file: str | None = None) -> ModelShape:
@@ -241,15 +268,17 @@ def find_config(model: str, config_file: str | None = None) -> dict[str, Any] | 
         config_file: a file to read instead.
 
     Raises:
-        ScaleRLConfigError: it is not JSON.
+        ScaleRLConfigError: it is not JSON, or no object.
     """
     candidates = [Path(model).expanduser() / "config.json", stored_file(model), *_cached(model)]
     for path in [Path(config_file)] if config_file else candidates:
         if path.is_file():
             try:
-                content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
+                content = json.loads(path.read_text(encoding="utf-8"))
+            except (ValueError, RecursionError, OSError) as error:
                 raise ScaleRLConfigError([f"{path} is not JSON ({error}): give the config.json of a model"]) from error
+            if not isinstance(content, dict):
+                raise ScaleRLConfigError([f"{path} holds no object {{...}}: give the config.json of a model"])
             return content
     return None
 

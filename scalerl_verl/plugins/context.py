@@ -110,8 +110,8 @@ def _load(path: str, trust_remote_code: bool) -> dict[str, Any] | None:
             found = AutoConfig.from_pretrained(
                 str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code, local_files_only=True
             ).to_dict()
-        except (OSError, ValueError, KeyError, AttributeError, ImportError):
-            found = _read_json(folder / "config.json")  # a kind that this transformers does not know
+        except Exception:  # noqa: BLE001 - transformers fails in any way on a kind that it does not know
+            found = _read_json(folder / "config.json")
         if found is None:
             return None
         _loaded[key] = found

@@ -132,8 +132,11 @@ def find_model_problems(config: DictConfig) -> Iterator[str]:
             str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path,
             trust_remote_code=bool(select(config, f"{_MODEL}.trust_remote_code", False)),
         )
-    except (OSError, ValueError) as error:
-        yield f"the tokenizer of {path}, whose markers {LOOP_NAME} needs, cannot be loaded: {error}"
+    except Exception as error:  # noqa: BLE001 - broken files fail in any way, in tokenizers by a bare Exception
+        yield (
+            f"the tokenizer of {path}, whose markers {LOOP_NAME} needs, cannot be loaded: {type(error).__name__}: "
+            f"{error}"
+        )
         return
     yield from find_tokenizer_problems(
         tokenizer,

@@ -13,7 +13,9 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
+from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import select
+from scalerl_verl.planning.shapes import find_config
 from scalerl_verl.planning.transfer import BUCKET
 from scalerl_verl.plugins import context, group_size_checks, interruption_settings, run_folder, transfer_checks
 from scalerl_verl.upstream.activation import is_cpu_platform
@@ -125,8 +127,16 @@ def _model(config: DictConfig) -> Iterator[str]:
         folder = Path(path).expanduser()
         if not folder.is_dir():
             yield f"{key}={path} is not a directory: correct the path"
-        elif not (folder / "config.json").is_file() and not select(config, "actor_rollout_ref.model.hf_config_path"):
+        elif not select(config, "actor_rollout_ref.model.hf_config_path"):
+            yield from _model_config(key, path)
+
+
+def _model_config(key: str, path: str) -> Iterator[str]:
+    try:
+        if find_config(path) is None:
             yield f"{key}={path} has no config.json: point it at a model saved by transformers"
+    except ScaleRLConfigError as error:
+        yield from (f"{key}={path}: {problem}" for problem in error.problems)
 
 
 def _files(value: Any) -> list[str]:
@@ -161,7 +171,7 @@ def _data(config: DictConfig) -> Iterator[str]:
 def _columns(config: DictConfig, key: str, path: Path) -> Iterator[str]:
     try:
         columns = _READERS[path.suffix](path)
-    except (ValueError, OSError) as error:  # pyarrow's errors are ValueErrors or OSErrors
+    except (ValueError, OSError, RecursionError) as error:  # pyarrow's errors are ValueErrors or OSErrors
         yield f"{key}={path} cannot be read as {path.suffix}: {error}"
         return
     needed = {select(config, "data.prompt_key", "prompt"): "or let data.prompt_key name the column with the prompts"}
@@ -182,8 +192,8 @@ def _rule_based_reward(config: DictConfig) -> bool:
 
 
 def _reward(config: DictConfig) -> Iterator[str]:
-    path = select(config, "reward.custom_reward_function.path")
-    if path and "://" not in str(path) and not str(path).startswith("pkg://") and not Path(path).expanduser().is_file():
+    path = str(select(config, "reward.custom_reward_function.path", ""))
+    if path and "://" not in path and not Path(path).expanduser().is_file():
         yield f"reward.custom_reward_function.path={path} does not exist: correct the path"
 
 

@@ -50,7 +50,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _model_config(config: DictConfig) -> Mapping[str, Any] | None:
-    """The content of the model's config.json; None if it is not on this machine, or no JSON, which others report."""
+    """The content of the model's config.json; None if it is not here, or broken (`machine_checks` says so)."""
     path = str(select(config, f"{MODEL}.hf_config_path", select(config, f"{MODEL}.path", "")))
     try:
         return find_config(path) if path else None
@@ -63,6 +63,7 @@ def _largest(content: Mapping[str, Any]) -> int | None:
     try:
         return largest_sent(from_config(content, ""))
     except ScaleRLConfigError:
-        text = content.get("text_config") or content
+        text = content.get("text_config")
+        text = text if isinstance(text, Mapping) else content
         vocab, hidden = text.get("vocab_size"), text.get("hidden_size")
         return vocab * hidden if isinstance(vocab, int) and isinstance(hidden, int) else None

@@ -249,6 +249,15 @@ def test_folder_without_status_files_is_a_problem(tmp_path: Path) -> None:
     assert f"{tmp_path} holds no status files" in problem and STATUS_DIR_ENV in problem
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"pid": 1', "cannot be read"), ("[]", "no status file"), ("{}", "no status file")]
+)
+def test_status_file_that_is_none_or_was_cut_off_is_a_problem(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "1.json").write_text(text)
+    (problem,) = run_doctor(processes=False, run_dir=str(tmp_path)).problems
+    assert f"{tmp_path}/1.json" in problem and said in problem
+
+
 def test_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         cli.main(["docter"])
