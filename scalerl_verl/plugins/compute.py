@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from scalerl_verl.errors import PatchError
+from scalerl_verl.errors import PatchError, RewardError
 from scalerl_verl.json_lines import split_lines
 from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins.passing import judge, read_pass_rule
@@ -221,8 +221,13 @@ def note_samples(
     """Keep source, prompt and pass of every generation of the validation.
 
     Raises:
-        RewardError: as `judge`.
+        RewardError: as `judge`, or the reward function's results hold what verl calls its own.
     """
+    if len(extra["reward"]) != len(uids):
+        raise RewardError(
+            "the reward function returns a key 'reward', under which verl's validation collects the rewards "
+            "themselves: it would take one for the other; return it under another name (the reward itself is 'score')"
+        )
     infos = _rows_of(extra, len(uids), read_pass_rule(ledger.config).keys)
     passes = judge(ledger.config, extra["reward"], infos).astype(float).tolist()
     ledger.samples = [str(source) for source in data_sources], ledger.prompts.of(uids), passes

@@ -84,6 +84,13 @@ def test_one_gap_leaves_the_pass_rate_as_it_was() -> None:
         assert end_validation(ledger, 10)["scalerl/validation/pass_rate"] == expected
 
 
+def test_key_that_verl_takes_for_its_own_is_refused_by_name() -> None:
+    """verl appends a result's "reward" to its list of rewards, batch by batch: nobody can tell them apart."""
+    extra = {"reward": [1.0, -1.0, 0.5, 0.5], "score": [1.0, -1.0]}
+    with pytest.raises(RewardError, match=r"returns a key 'reward'.*return it under another name"):
+        note_samples(RunLedger(config_of(), num_gpus=1), ["task"] * 2, ["a", "b"], extra)
+
+
 @pytest.mark.parametrize("value", ["yes", "1", float("nan"), float("inf"), [1.0, 0.0], 1j, 10**400], ids=repr)
 def test_what_neither_passes_nor_fails_is_refused_by_name(value: Any) -> None:
     with pytest.raises(RewardError, match=r"the acc of a response is .*neither passes nor fails.*pass_key"):
