@@ -61,7 +61,8 @@ METRICS: dict[str, str] = {
     "loss/ratio_min": "its minimum",
     "loss/capped_frac_pos": "tokens of positive advantage whose ratio was capped, as a fraction of such tokens",
     "loss/capped_frac_neg": "the same of negative advantage",
-    "loss/ess_frac": "effective sample size of the capped ratios, as a fraction of the tokens",
+    "loss/ess_frac": "effective sample size of the capped ratios, as a fraction of the tokens (of each micro-batch, "
+    "averaged by tokens)",
     "loss/out_of_range_frac": "tokens masked by `token_mask_range`",
     "loss/out_of_range_tokens_sum": "their number, over all optimizer steps on the batch",
     "loss/nonfinite_tokens_sum": "tokens without a usable log-prob, over all optimizer steps on the batch: they "

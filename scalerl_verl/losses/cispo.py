@@ -135,8 +135,8 @@ def cispo_metrics(
     options here. Ratios of tokens are not truncated except in `ess_frac`; their log-ratios are clamped to 80 from
     above, so every value is finite.
     Unusable tokens (see the module) enter `nonfinite_tokens_sum` only. Keys never vary. Where no token is usable, the
-    values are those of a ratio of 1 everywhere. A "mean" is over this call's tokens: over several micro-batches it is
-    recombined with equal weight per micro-batch.
+    values are those of a ratio of 1 everywhere. A "mean" is over this call's tokens: whoever joins several
+    micro-batches weighs each by its tokens.
 
     Args:
         logp_train_BT: log-probabilities under the policy being trained, [B, T], float32, bfloat16 or float64.

@@ -12,7 +12,7 @@ import torch
 
 from scalerl_verl.advantages import Sessions, rounding_error, session_advantages
 from scalerl_verl.losses import aggregate_loss, cispo_metrics, cispo_token_loss, mismatch_metrics
-from scalerl_verl.plugins import status
+from scalerl_verl.plugins import status, token_means
 from scalerl_verl.plugins.generator_probe import HEAD_FACT
 from scalerl_verl.plugins.rows import count_tokens, spread_rows, sum_magnitudes, sum_rows
 from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
@@ -58,7 +58,7 @@ def policy_loss(
         rollout_is_weights: refused: they would correct the same mismatch a second time.
 
     Returns:
-        Scalar loss and metrics (``scalerl/loss/...``, ``scalerl/mismatch/...``).
+        Scalar loss and metrics (``scalerl/loss/...``, ``scalerl/mismatch/...``) as of `token_means.report`.
 
     Raises:
         ValueError: ``rollout_is_weights`` is given.
@@ -79,7 +79,8 @@ def policy_loss(
     measured = cispo_metrics(log_prob, old_log_prob, advantages, response_mask, **options)
     # verl averages sums over data-parallel ranks.
     dp_size = config.global_batch_info.get("dp_size", 1)
-    return loss, {name: value * dp_size if how == "sum" else value for name, (value, how) in measured.items()}
+    measured = {name: (value * dp_size if how == "sum" else value, how) for name, (value, how) in measured.items()}
+    return loss, token_means.report(measured, response_mask.bool(), advantages)
 
 
 def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[str, Any]) -> dict[str, float]:
@@ -92,7 +93,7 @@ def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[st
         metrics: what the loss measured; `policy_loss` has these names already.
 
     Returns:
-        ``scalerl/mismatch/...``, or nothing.
+        ``scalerl/mismatch/...`` as of `token_means.report`, or nothing.
     """
     if not status.read_facts(HEAD_FACT) or "rollout_log_probs" not in data:
         return {}
@@ -103,14 +104,15 @@ def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[st
     logp_train_BT = no_padding_2_padding(model_output["log_probs"], data)
     padded = data.select("rollout_log_probs", "response_mask").to_padded_tensor()
     eps_max = PolicyLossSettings.from_config(config.policy_loss).eps_max
-    measured = mismatch_metrics(logp_train_BT.detach(), padded["rollout_log_probs"], padded["response_mask"], eps_max)
-    return {name: value for name, (value, _) in measured.items()}
+    mask_BT = padded["response_mask"].bool()
+    measured = mismatch_metrics(logp_train_BT.detach(), padded["rollout_log_probs"], mask_BT, eps_max)
+    return token_means.report(measured, mask_BT)
 
 
 def metric_aggregations() -> dict[str, str]:
     """Name of each metric of `policy_loss` -> how micro-batches and ranks combine it."""
     nothing = torch.zeros(1, 1)
-    return {name: how for name, (_, how) in cispo_metrics(nothing, nothing, nothing, nothing.bool()).items()}
+    return token_means.aggregations(cispo_metrics(nothing, nothing, nothing, nothing.bool()))
 
 
 def estimate_advantages(

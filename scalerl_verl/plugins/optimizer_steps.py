@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from scalerl_verl.advantages.prompt_steps import divide_prompts, order_for_ranks, rows_of_steps, rows_per_step
 from scalerl_verl.names import PIPELINE_RL, PPO_OFF_POLICY, TRAINER_MODE, select
+from scalerl_verl.plugins import token_means
 from scalerl_verl.plugins.training_step import AdvantageStep, uses_groups
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -97,7 +98,8 @@ def balance_steps(trainer: Any, batch: Any, metrics: dict[str, Any], prefix: str
 
     parts = divide_prompts([key.rsplit("_", 2)[0] for key in batch.keys], steps)
     num_ranks, largest = _num_ranks(trainer), max(map(len, parts))
-    size = rows_per_step(largest, least, _multiple(config, group, num_ranks), len(parts), _batch_multiple(trainer))
+    whole = _batch_multiple(trainer, num_ranks)
+    size = rows_per_step(largest, least, _multiple(config, group, num_ranks), len(parts), whole)
     num_real, num_all = len(batch), size * len(parts)
     batch = upsample_batch_to_divisible_size(batch, num_all, trainer.tokenizer.eos_token_id)
     padding = iter(range(num_real, num_all))
@@ -138,11 +140,16 @@ def _multiple(config: Any, group: int, num_ranks: int) -> int:
     return math.lcm(group, int(in_micro))
 
 
-def _batch_multiple(trainer: Any) -> int:
-    """The critic's mini-batches divide the batch, too."""
-    if not trainer.use_critic:
-        return 1
-    return int(trainer.config.critic.ppo_mini_batch_size) * int(select(trainer.config, _GROUP, 1))
+def _batch_multiple(trainer: Any, num_ranks: int) -> int:
+    """The critic's mini-batches divide the batch, too, and each rank's micro-batches that log-probs are computed in."""
+    config, multiple = trainer.config, 1
+    if trainer.use_critic:
+        multiple = int(config.critic.ppo_mini_batch_size) * int(select(config, _GROUP, 1))
+    for section in ("rollout", "ref"):
+        micro = select(config, f"actor_rollout_ref.{section}.log_prob_micro_batch_size_per_gpu")
+        if micro is not None and not select(config, f"actor_rollout_ref.{section}.log_prob_use_dynamic_bsz", False):
+            multiple = math.lcm(multiple, num_ranks * int(micro))
+    return multiple
 
 
 def update_actor(trainer: Any, batch: Any, metrics: dict[str, Any], step: AdvantageStep | None, update: Any) -> Any:
@@ -170,8 +177,8 @@ def update_actor(trainer: Any, batch: Any, metrics: dict[str, Any], step: Advant
         step.leave_out_rows(np.concatenate([division.rows()[number] for number in dead]))
     with _mini_batch_of(trainer.config, division):
         batch = update(batch, metrics)
-    for name in [name for name in metrics if name.startswith("actor/scalerl/")]:
-        value = metrics.pop(name)
+    names = [name for name in metrics if name.startswith("actor/scalerl/")]
+    for name, value in token_means.divide({name: metrics.pop(name) for name in names}).items():
         if name.endswith("_sum"):
             # verl averages over the updates. What is summed here is counts: rounding takes off what the average left.
             value = round(value * _num_updates(trainer.config, len(batch), division), 6)

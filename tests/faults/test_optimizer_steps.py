@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,10 @@ from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
 from verl.utils.seqlen_balancing import calculate_workload
 
+from scalerl_verl.losses import cispo_metrics
 from scalerl_verl.plugins import optimizer_steps, training_step
-from scalerl_verl.plugins.algorithms import metric_aggregations
+from scalerl_verl.plugins.algorithms import metric_aggregations, policy_loss
+from scalerl_verl.plugins.token_means import WEIGHT
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.upstream.verl import training_step as patches
 from tests.unit.plugins.composed import changed
@@ -170,6 +173,21 @@ def test_length_balancing_leaves_prompts_whole(queue: None, case: str, num_ranks
         dealt[: len(rows)] = rows
         assert max(work) <= dealt.reshape(num_ranks, -1).sum(axis=1).max()
     assert metrics["global_seqlen/balanced_max"] >= metrics["global_seqlen/balanced_min"]
+
+
+@pytest.mark.parametrize("section", ["rollout", "ref"])
+@pytest.mark.parametrize(("prompts", "num_ranks"), [(6, 1), (6, 2), (12, 2)])
+def test_micro_batches_of_log_probs_fill_each_rank(queue: None, section: str, prompts: int, num_ranks: int) -> None:
+    """verl refuses a rank's part that is no multiple of them; 26 responses of 3 rows are 78 or 80 by themselves."""
+    fixed = {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 1}
+    changes = {f"actor_rollout_ref.actor.{key}": value for key, value in fixed.items()}
+    changes[f"actor_rollout_ref.{section}.log_prob_micro_batch_size_per_gpu"] = 8
+    changes[f"actor_rollout_ref.{section}.log_prob_use_dynamic_bsz"] = False
+    trainer = Trainer(run_config(prompts, 6, "sync", **changes), num_ranks)
+    sizes = [GROUP] * (prompts - 2) + [GROUP - 1] * 2
+    balanced = balance_batch(trainer, sampled(sizes, outputs=3), {})
+    assert len(balanced) % (8 * num_ranks) == 0
+    assert trainer._scalerl_step_rows.rows_per_step % GROUP == 0
 
 
 @pytest.mark.parametrize("num_ranks", [2, 16])
@@ -331,6 +349,45 @@ def test_sums_over_the_steps_of_a_batch_are_sums(queue: None, prompts: int, epoc
 
 def test_names_of_metrics_say_how_verl_combines_them() -> None:
     """verl reduces over steps by words in the name; a mean with "max" or "min" in its name would not be one."""
-    for name, how in metric_aggregations().items():
+    aggregations = metric_aggregations()
+    for name, how in aggregations.items():
         words = {word for word in ("max", "min", "sum") if word in name}
-        assert words == ({how} if how != "mean" else set()), name
+        is_mean = name.endswith(WEIGHT) or name + WEIGHT in aggregations
+        assert words == (set() if is_mean else {how}), name
+
+
+SPLITS = {
+    # rows of each micro-batch of each rank; 8 and 9 are padding
+    "whole": [[[0, 1, 2, 3, 4, 5, 6, 7]]],
+    "rows by themselves, with padding": [[[row] for row in range(10)]],
+    "two ranks of unlike work": [[[0, 5], [9]], [[1, 2, 3, 4], [6, 7, 8]]],
+}
+
+
+@pytest.mark.parametrize("num_updates", [1, 2])
+@pytest.mark.parametrize("split", SPLITS)
+def test_means_over_tokens_do_not_depend_on_the_split(queue: None, split: str, num_updates: int) -> None:
+    """Padding says nothing, a row of one token little; the effective sample size alone is of each micro-batch."""
+    generator = torch.Generator().manual_seed(0)
+    mask_BT = torch.arange(9)[None, :] < torch.tensor([1, 9, 2, 1, 5, 1, 3, 8, 0, 0])[:, None]
+    logp_BT, recorded_BT = (-3 * torch.rand(10, 9, generator=generator) for _ in range(2))
+    signs_BT = torch.tensor([1.0, -1.0] * 5)[:, None].expand(10, 9)
+    config = SimpleNamespace(policy_loss={"eps_max": 2.0}, global_batch_info={"dp_size": 1, "batch_num_tokens": 30})
+    found: dict[str, Any] = {"mfu": [0.5]}
+    ranks = []
+    for micro_batches in SPLITS[split]:
+        total: dict[str, Metric] = {}
+        for rows in micro_batches:
+            tensors = (tensor[rows] for tensor in (recorded_BT, logp_BT, signs_BT, mask_BT))
+            for name, value in policy_loss(*tensors, "token-mean", config)[1].items():
+                total.setdefault(name, Metric(metric_aggregations()[name])).append(value)
+        ranks.append(total)
+    for _ in range(num_updates):
+        append_to_dict(found, {name: Metric.aggregate_dp([rank[name] for rank in ranks]) for name in ranks[0]})
+    trainer, metrics = Trainer(run_config(6 * num_updates, 6, "sync"), len(ranks)), {}
+    trainer.actor_rollout_wg.metrics, trainer._scalerl_step = found, None
+    update_actor(trainer, balance_batch(trainer, sampled([GROUP] * 6 * num_updates), {}), metrics)
+    expected = cispo_metrics(logp_BT, recorded_BT, signs_BT, mask_BT, 2.0)
+    means = {name: value for name, (value, how) in expected.items() if how == "mean" and "ess" not in name}
+    assert {name: metrics[name] for name in means} == pytest.approx(means, rel=1e-6)
+    assert {name for name in metrics if name.startswith("scalerl/")} == set(expected)

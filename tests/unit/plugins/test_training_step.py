@@ -28,6 +28,8 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.plugins import algorithms
 from scalerl_verl.plugins.algorithms import estimate_advantages, metric_aggregations, policy_loss
+from scalerl_verl.plugins.optimizer_steps import StepRows
+from scalerl_verl.plugins.token_means import divide
 from scalerl_verl.plugins.training_step import (
     AdvantageStep,
     advantage_step,
@@ -367,6 +369,16 @@ def test_update_is_skipped_when_nothing_trains(monkeypatch: pytest.MonkeyPatch, 
     assert not any(name.startswith("actor/scalerl/") for name in metrics)
 
 
+def test_advantages_know_the_rows_of_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    builders = {spec.target: spec.build for spec in patches.SPECS}
+    patched = builders["PPOTrainer._compute_advantage"](StubTrainer._compute_advantage, None)
+    monkeypatch.setattr(StubTrainer, "_compute_advantage", patched)
+    trainer = StubTrainer(Batch.make(0))
+    division = trainer._scalerl_step_rows = StepRows(1, len(trainer.batch.rewards_B), 1)
+    trainer._compute_advantage("batch", {})
+    assert np.array_equal(trainer._scalerl_step.rows_of_steps, division.rows())
+
+
 PATCHED_WORKER = """
 import json, torch
 import verl
@@ -447,7 +459,7 @@ def test_patched_ppo_loss_keeps_maxima_minima_and_sums(patched_worker: dict[str,
     assert metrics["scalerl/loss/ratio_min"] == pytest.approx(1.0, rel=1e-5)
     assert metrics["scalerl/mismatch/log_ratio_abs_max"] == pytest.approx(3.0, rel=1e-5)
     assert metrics["scalerl/loss/nonfinite_tokens_sum"] == 0.0
-    assert metrics["scalerl/loss/capped_frac_pos"] == pytest.approx(1 / 3)
+    assert divide(metrics)["scalerl/loss/capped_frac_pos"] == pytest.approx(1 / 3)
 
 
 def test_patched_ppo_loss_aggregates_prompt_mean_over_the_global_batch(patched_worker: dict[str, Any]) -> None:
