@@ -2,7 +2,8 @@
 """Child program of test_engine_gradients: gradients of a tiny model through verl's FSDP2 engine, for several splits.
 
 python engine_gradients.py FOLDER; RANK and WORLD_SIZE in the environment. Reads FOLDER/model; rank 0 writes
-FOLDER/gradients-<world>.npz, "precision|loss|order|split" -> flat gradient, and FOLDER/inputs.npz.
+FOLDER/gradients-<world>.npz, "precision|loss|order|split" -> flat gradient, and FOLDER/inputs.npz. What several updates
+on a batch leave is written by rank_updates.
 
 verl's engine has no FP64 of its own, its table of precision names ends at 32 bits. That function alone is replaced here
 (`allow_fp64`); FSDP2, micro-batching and the loss are verl's in both precisions.
@@ -38,6 +39,7 @@ from verl.workers.utils.losses import ppo_loss
 from scalerl_verl.plugins.algorithms import estimate_advantages
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.plugins.training_step import advantage_step
+from tests.unit.plugins.rank_updates import write_updates
 
 PROMPT_TOKENS = 3
 UIDS = list("aabbccbb")
@@ -182,6 +184,7 @@ def main() -> None:
             tokens=tokens,
             logp=logp,
         )
+    write_updates(folder, rank, world)
     dist.destroy_process_group()
 
 

@@ -337,6 +337,16 @@ def test_outside_a_checked_run_and_outside_verl_s_worker_it_refuses(monkeypatch:
         run(make_engine("<think>7"))
 
 
+def test_loop_ends_a_response_where_the_engine_s_context_ends() -> None:
+    """Room for prompt, thinking (6 tokens) and phrase (6), and for none of the answer's."""
+    engine = make_engine("<think>7+5+7+5+7+5")
+    room = len(engine.prompt_ids) + 12
+    output = run(engine, context=ResponseContext(False, 1, frozenset(), max_model_len=room))
+    assert text_of(output) == "<think>7+5+7" + PHRASE
+    record = output.extra_fields[RECORD_KEY]
+    assert (record["outcome"], record["truncated"], record["clamped"]) == ("interrupted", True, True)
+
+
 def test_missing_log_probs_are_an_error_and_not_zeros() -> None:
     engine = make_engine("<think>7+5")
     original = engine.generate

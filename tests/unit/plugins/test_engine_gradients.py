@@ -9,6 +9,7 @@ gloo ranks, in FP32 and in FP64 (engine_gradients.py says how); the truth is the
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.recipe_modules import load_quickstart_module
+from tests.unit.plugins.rank_updates import CASES
 from tests.unit.plugins.ranks import run_ranks
 
 CHILD = Path(__file__).with_name("engine_gradients.py")
@@ -117,3 +119,35 @@ def test_gradient_is_that_of_the_paper_s_objective(
 def test_losses_of_this_test_differ(gradients: dict[int, Gradients]) -> None:
     cap, token_range, sequence = (gradients[1][f"fp64|{loss}|in order|fours"] for loss in LOSSES)
     assert relative_error(token_range, cap) > 0.01 and relative_error(sequence, cap) > 0.01
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_updates_on_a_batch_do_not_depend_on_the_number_of_ranks(
+    folder: Path, gradients: dict[int, Gradients], case: str
+) -> None:
+    """Each update sees the same whole prompts on 1 and 2 ranks, all of their rows, and leaves the same weights."""
+    found = {
+        world: [json.loads((folder / f"updates-{world}-{rank}.json").read_text())[case] for rank in range(world)]
+        for world in (1, 2)
+    }
+    steps = {
+        world: [sorted(key for part in parts for key in part if key[0] == "p" and key[:3] != "pad") for parts in ranks]
+        for world, ranks in (
+            (world, list(zip(*(steps for steps, _ in parts), strict=True))) for world, parts in found.items()
+        )
+    }
+    assert steps[1] == steps[2]
+    prompts = [{key.split("_")[0] for key in step} for step in steps[2]]
+    assert [len(names) for names in prompts] == {"unequal groups": [3, 3, 3]}.get(case, [3, 3, 2])
+    assert sum(map(len, prompts)) == len(set().union(*prompts))
+    sizes, outputs, _ = CASES[case]
+    assert all(
+        len(step) == outputs * sum(sizes[int(name[1:])] for name in names)
+        for step, names in zip(steps[2], prompts, strict=True)
+    )
+    assert all(len({len(rank[number]) for rank, _ in found[2]}) == 1 for number in range(len(prompts)))
+    weights = {world: dict(np.load(folder / f"weights-{world}.npz")) for world in (1, 2)}
+    moved = {world: found[case] - found["start"] for world, found in weights.items()}
+    assert np.abs(moved[1]).max() > 1e-3 and relative_error(moved[2], moved[1]) < TOLERANCES["fp64"]
+    metrics = [{name: value for name, value in parts[0][1].items() if "ess" not in name} for parts in found.values()]
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-5) and metrics[0]["scalerl/data/skipped_updates_sum"] == 1.0
