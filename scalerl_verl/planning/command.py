@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,11 +87,12 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
     from scalerl_verl.planning.balance import DEVICES, Assumptions
     from scalerl_verl.planning.layout import GIB, read_layout
     from scalerl_verl.planning.plan import make_plan, with_gpus
-    from scalerl_verl.planning.resolve import compose_run
+    from scalerl_verl.planning.resolve import compose_and_compare
+    from scalerl_verl.plugins.preset_report import find_fixes
 
     _check_arguments(arguments, sorted(DEVICES))
     overrides, model_file = _resolve(arguments)
-    config = compose_run(overrides)
+    config, differences = compose_and_compare(overrides)
     problems = _startup_problems(config)
     if problems:
         raise ScaleRLConfigError(problems)
@@ -113,7 +115,9 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
         decode_efficiency=arguments.decode_efficiency,
     )
     node_bytes = None if arguments.node_memory_gib is None else arguments.node_memory_gib * GIB
-    return make_plan(shape, layout, arguments.gpus or wanted, arguments.device, mean, node_bytes)
+    plan = make_plan(shape, layout, arguments.gpus or wanted, arguments.device, mean, node_bytes)
+    presets = [*(difference.describe() for difference in differences), *find_fixes(differences)]
+    return replace(plan, preset_notes=tuple(presets))
 
 
 def _check_arguments(arguments: argparse.Namespace, devices: list[str]) -> None:

@@ -51,6 +51,8 @@ class Plan:
     best: Split | None
     queueing: Queueing | None
     problems: tuple[str, ...]
+    preset_notes: tuple[str, ...] = ()
+    """Where the run is not what its presets say."""
 
     @property
     def host_bytes(self) -> float:

@@ -120,7 +120,7 @@ def to_text(plan: Plan) -> str:
 
 
 def _notes(plan: Plan) -> list[str]:
-    return list(plan.queueing.notes()) if plan.queueing else []
+    return [*(plan.queueing.notes() if plan.queueing else []), *plan.preset_notes]
 
 
 def _queue(plan: Plan) -> list[str]:

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from scalerl_verl.errors import ScaleRLConfigError
+
+if TYPE_CHECKING:
+    from scalerl_verl.plugins.preset_report import Difference
 
 CONFIG = "config.yaml"
 MODEL = "model.json"
@@ -59,13 +64,35 @@ def compose_run(overrides: Sequence[str]) -> DictConfig:
     Raises:
         ScaleRLConfigError: what Hydra refuses.
     """
+    with _composed(overrides) as (config, _):
+        return config
+
+
+def compose_and_compare(overrides: Sequence[str]) -> tuple[DictConfig, list[Difference]]:
+    """The same, and where it is not what its presets and files say.
+
+    Raises:
+        ScaleRLConfigError: what Hydra refuses.
+    """
+    from scalerl_verl.plugins.preset_report import find_differences
+
+    with _composed(overrides) as (config, hydra):
+        return config, find_differences(config, hydra)
+
+
+@contextmanager
+def _composed(overrides: Sequence[str]) -> Iterator[tuple[DictConfig, DictConfig]]:
+    """The config and Hydra's own section of it, while Hydra knows where its files are."""
     import verl  # noqa: F401 - loads the plugin, which puts our presets on Hydra's search path
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    try:
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            return compose("ppo_trainer", overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # null for a section is a bare ValueError
-        raise ScaleRLConfigError([f"the config cannot be composed: {error}"]) from error
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        try:
+            config = compose("ppo_trainer", overrides=list(overrides), return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # null for a section is a bare ValueError
+            raise ScaleRLConfigError([f"the config cannot be composed: {error}"]) from error
+        with open_dict(config):
+            hydra = config.pop("hydra")
+        yield config, hydra

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.names import asked_names, select
-from scalerl_verl.plugins import config_checks, curriculum_settings, machine_checks, status
+from scalerl_verl.plugins import config_checks, curriculum_settings, machine_checks, preset_report, status
 from scalerl_verl.plugins.passing import read_pass_rule
 from scalerl_verl.upstream import registry
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
@@ -44,6 +44,8 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
         ScaleRLConfigError: every contradiction found, with what to change.
         PatchError: the installed verl is not one our patches were written for.
     """
+    # Most baselines name nothing of ours, and their presets can be overridden as well.
+    preset_report.report(config)
     asked = asked_names(config)
     if not asked:
         clear_active()

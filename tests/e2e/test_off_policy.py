@@ -36,6 +36,13 @@ def test_run_ends_well(run: VerlRun) -> None:
     assert all(metrics["scalerl/pipeline/updates_per_batch"] == K for metrics in run.metrics.values())
 
 
+def test_log_says_what_of_the_preset_is_overridden(run: VerlRun) -> None:
+    key = "actor_rollout_ref.rollout.agent.default_agent_loop"
+    line = f"{key}: forced_interruption in the preset ppo_off_policy, single_turn_agent in this run (command line)"
+    assert f"[scalerl_verl]   {line}" in run.log
+    assert "n_gpus_per_node:" not in run.log[: run.log.index("[scalerl_verl] active")]
+
+
 def test_later_updates_of_a_batch_are_off_policy(run: VerlRun) -> None:
     """The first of the k updates is on-policy up to rounding; without the others no ratio would leave 1."""
     assert all(metrics["scalerl/mismatch/log_ratio_abs_max"] > 1e-3 for metrics in run.metrics.values()), [
