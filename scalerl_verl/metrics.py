@@ -42,6 +42,8 @@ METRICS: dict[str, str] = {
     "validation/stderr": "its standard error over prompts",
     "validation/num_prompts": "prompts of the validation; rows of equal content are one",
     "validation/num_generations": "generations of the validation",
+    "validation/num_failed": "of these, generations that failed (an error of the engine, an agent loop or a reward); "
+    "they count as not passed, as in verl's `acc`",
     "validation/<source>/pass_rate": "the same of one data source, as are the next three",
     "validation/<source>/stderr": "",
     "validation/<source>/num_prompts": "",

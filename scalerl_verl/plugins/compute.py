@@ -8,7 +8,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class RunLedger:
         self.before_validation: dict[str, float] | None = None
         self.prompts = ValidationPrompts()
         self.samples: tuple[list[str], list[str], list[float]] | None = None
+        self.num_failed = 0
         self._flops: Any = None
         self._flops_known: bool | None = None
 
@@ -216,9 +218,21 @@ def begin_validation(ledger: RunLedger, global_steps: int) -> None:
 
 
 def note_samples(
-    ledger: RunLedger, data_sources: Sequence[str], uids: Sequence[str], extra: dict[str, list[Any]]
+    ledger: RunLedger,
+    data_sources: Sequence[str],
+    uids: Sequence[str],
+    extra: dict[str, list[Any]],
+    expected: Mapping[tuple[str, str], int] | None = None,
 ) -> None:
     """Keep source, prompt and pass of every generation of the validation.
+
+    Args:
+        ledger: gets them.
+        data_sources: of each generation that there is.
+        uids: verl's id of its prompt.
+        extra: verl's lists by key.
+        expected: (source, uid) -> generations that were asked for. One that failed did not pass, as verl counts it:
+            else weights under which the hardest prompts fail would look better.
 
     Raises:
         RewardError: as `judge`, or the reward function's results hold what verl calls its own.
@@ -230,7 +244,11 @@ def note_samples(
         )
     infos = _rows_of(extra, len(uids), read_pass_rule(ledger.config).keys)
     passes = judge(ledger.config, extra["reward"], infos).astype(float).tolist()
-    ledger.samples = [str(source) for source in data_sources], ledger.prompts.of(uids), passes
+    sampled = [(str(source), str(uid)) for source, uid in zip(data_sources, uids, strict=True)]
+    failed = list((Counter(expected or {}) - Counter(sampled)).elements())
+    ledger.num_failed = len(failed)
+    sources, all_uids = zip(*sampled, *failed, strict=True) if sampled or failed else ((), ())
+    ledger.samples = list(sources), ledger.prompts.of(all_uids), passes + [0.0] * len(failed)
 
 
 def _rows_of(extra: dict[str, list[Any]], size: int, keys: Sequence[str]) -> list[dict[str, Any]]:
@@ -250,6 +268,7 @@ def end_validation(ledger: RunLedger, total_steps: int) -> dict[str, float]:
     sources, prompts, passes = ledger.samples
     measured = measure_pass_rate(prompts, passes)
     metrics.update(_describe("scalerl/validation", measured))
+    metrics["scalerl/validation/num_failed"] = float(ledger.num_failed)
     if len(set(sources)) > 1:
         for source in sorted(set(sources)):
             rows = [i for i, value in enumerate(sources) if value == source]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo.metric_utils import process_validation_metrics
 
 from scalerl_verl.advantages.passed import PassRule
 from scalerl_verl.errors import RewardError
@@ -82,6 +83,23 @@ def test_one_gap_leaves_the_pass_rate_as_it_was() -> None:
         given = [*rows, *more]
         note_samples(ledger, ["task"] * len(given), [str(i) for i in range(len(given))], verl_lists(given))
         assert end_validation(ledger, 10)["scalerl/validation/pass_rate"] == expected
+
+
+def test_generations_that_failed_did_not_pass() -> None:
+    """As verl counts them: 2 of 2, 1 of 2 and 0 of 2 passed, where one generation of b and both of c failed."""
+    extra = {"reward": [1.0] * 3, "acc": [1.0] * 3}
+    sources, uids = ["easy", "easy", "hard"], ["a", "a", "b"]
+    expected = {("easy", "a"): 2, ("hard", "b"): 2, ("hard", "c"): 2}
+    verl_says = process_validation_metrics(sources, uids, extra, expected_acc_counts=expected)
+    ledger = RunLedger(config_of(), num_gpus=1)
+    note_samples(ledger, sources, uids, extra, expected)
+    metrics = end_validation(ledger, 10)
+    assert metrics["scalerl/validation/hard/pass_rate"] == verl_says["hard"]["acc"]["mean@2"] == 0.25
+    assert metrics["scalerl/validation/easy/pass_rate"] == verl_says["easy"]["acc"]["mean@2"] == 1.0
+    assert metrics["scalerl/validation/pass_rate"] == 0.5
+    assert [metrics[f"scalerl/validation/num_{name}"] for name in ("prompts", "generations", "failed")] == [3, 6, 3]
+    note_samples(ledger, [], [], {"reward": []}, expected)
+    assert end_validation(ledger, 10)["scalerl/validation/pass_rate"] == 0.0
 
 
 def test_key_that_verl_takes_for_its_own_is_refused_by_name() -> None:

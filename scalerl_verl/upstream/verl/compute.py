@@ -99,7 +99,9 @@ def _build_samples(original: Any, module: ModuleType) -> Any:
 
         ledger = find_ledger(self)
         if ledger is not None:
-            note_samples(ledger, data_sources, sample_uids, reward_extra_infos_dict)
+            # verl passes it by name; a validation of another kind may have none.
+            expected = kwargs.get("expected_acc_counts")
+            note_samples(ledger, data_sources, sample_uids, reward_extra_infos_dict, expected)
             note_validation_rewards(self, reward_extra_infos_dict["reward"])
         return original(self, data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs)
 
