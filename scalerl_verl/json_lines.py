@@ -6,7 +6,10 @@ r"""JSON Lines: one JSON value a line, in UTF-8, cut at ``\n`` and at nothing el
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +28,41 @@ def read_records(path: Path) -> list[Any]:
     """
     text = path.read_bytes().decode("utf-8-sig")
     return [json.loads(line) for line in split_lines(text) if line.strip()]
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, on the disk when this returns; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(part, path)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line to a file, whole or not at all unless the process is killed; its folder is made.
+
+    Raises:
+        OSError: it cannot be written, a full disk included.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if stream.write(line + b"\n") < len(line) + 1:
+            stream.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def set_aside(path: Path, goes: Callable[[bytes], bool]) -> list[bytes]:
+    """Move the lines of a file for which ``goes`` is true to ``<name>.superseded``; returns those that stay."""
+    # In bytes, for a text also ends a line at U+0085 and others that JSON leaves as they are.
+    lines = path.read_bytes().splitlines(keepends=True)
+    gone = [line for line in lines if goes(line)]
+    stay = [line for line in lines if not goes(line)]
+    if gone:
+        with path.with_name(path.name + ".superseded").open("ab") as stream:
+            stream.writelines(line.rstrip(b"\n") + b"\n" for line in gone)
+        replace_file(path, b"".join(stay))
+    return stay

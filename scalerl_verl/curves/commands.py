@@ -68,7 +68,11 @@ def read_curves(options: argparse.Namespace) -> dict[str, Curve]:
         raise ReadError(f"{max(places, key=places.count)} is given twice")
     curves: dict[str, Curve] = {}
     for group, name in zip(groups, names, strict=True):
-        curve = choose_curve(read_run(group, name), options.x, options.y)
+        run = read_run(group, name)
+        missing = run.describe_missing()
+        if missing is not None:
+            print(f"note: {missing}", file=sys.stderr)
+        curve = choose_curve(run, options.x, options.y)
         label = curve.name
         if label in curves:  # runs/a/metrics.jsonl and runs/b/metrics.jsonl
             label = str(Path(group[0]))

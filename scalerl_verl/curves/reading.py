@@ -11,6 +11,8 @@ from scalerl_verl.curves import formats
 from scalerl_verl.curves.segments import ReadError, RunLog, Segment, join, split_attempts
 
 TABLES = (".csv", ".parquet", ".pq")
+STEPS_FILE = "scalerl_steps.jsonl"
+"""Written beside the checkpoints, over all attempts at a run."""
 
 
 def read_run(paths: Sequence[str | Path], name: str | None = None) -> RunLog:
@@ -51,11 +53,14 @@ def read_run(paths: Sequence[str | Path], name: str | None = None) -> RunLog:
 def find_logs(folder: Path) -> list[Path]:
     """Files of a run's folder: JSONL, else TensorBoard, else W&B, else CSV, else Parquet.
 
+    Of the JSONL files `STEPS_FILE` counts alone: verl's file logger wrote the same steps, or some of them.
+
     Raises:
         ReadError: none of them.
     """
     jsonl = [path for path in sorted(folder.glob("*.jsonl")) if _is_verl_log(path)]
     for found in (
+        [path for path in jsonl if path.name == STEPS_FILE],
         jsonl,
         sorted(folder.rglob("events.out.tfevents.*")),
         # `latest-run` is a link to one of the others.

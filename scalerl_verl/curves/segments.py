@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scalerl_verl.errors import ScaleRLError
+from scalerl_verl.scaling.steps import find_missing, name_steps
 
 Steps = dict[int, dict[str, float]]
 
@@ -40,6 +41,17 @@ class RunLog:
     def names(self) -> list[str]:
         """Every metric of the run, sorted."""
         return sorted({name for metrics in self.steps.values() for name in metrics})
+
+    def describe_missing(self) -> str | None:
+        """Say which training steps the log lacks, if it is one of every step; None if none."""
+        missing = [] if self.is_table else find_missing(self.steps)
+        if not missing:
+            return None
+        return (
+            f"{self.name} logs steps up to {max(self.steps)} without {name_steps(missing)}: a run that was killed and "
+            "resumed loses steps in verl's logs. scalerl_steps.jsonl beside the checkpoints has those of all attempts; "
+            "several logs of a run are joined by --join"
+        )
 
     def series(self, name: str) -> dict[int, float]:
         """Step -> value of one metric, in order of steps."""

@@ -17,9 +17,10 @@ import numpy as np
 from omegaconf import DictConfig
 
 from scalerl_verl.errors import PatchError, RewardError
-from scalerl_verl.json_lines import split_lines
+from scalerl_verl.json_lines import append_line, replace_file, split_lines
 from scalerl_verl.names import asked_names, select
 from scalerl_verl.plugins.passing import judge, read_pass_rule
+from scalerl_verl.plugins.step_log import StepLog
 from scalerl_verl.plugins.training_step import AdvantageStep
 from scalerl_verl.plugins.validation_prompts import ValidationPrompts
 from scalerl_verl.scaling.forecast import forecast_metrics
@@ -41,7 +42,7 @@ class RunLedger:
 
     The state lies in every checkpoint's folder (`scalerl_compute.json`), and the state at the end of every step in
     `<trainer.default_local_dir>/scalerl_compute.jsonl`, so that a run that died between checkpoints still knows what it
-    had spent.
+    had spent. Beside it `StepLog` keeps the metrics of each step.
     """
 
     def __init__(self, config: DictConfig, num_gpus: int) -> None:
@@ -50,6 +51,8 @@ class RunLedger:
         self.counts.tick(time.monotonic())
         self.before_validation: dict[str, float] | None = None
         self.prompts = ValidationPrompts()
+        self.steps = StepLog(self.log_path.parent)
+        self.step_metrics: dict[str, Any] = {}
         self.samples: tuple[list[str], list[str], list[float]] | None = None
         self.num_failed = 0
         self._flops: Any = None
@@ -60,9 +63,10 @@ class RunLedger:
         """The log of all steps of all attempts."""
         return Path(self.config.trainer.default_local_dir).absolute() / LOG_FILE
 
-    def restore(self, checkpoint_folder: str | None) -> None:
-        """Continue from a checkpoint folder, or start from nothing (None)."""
+    def restore(self, checkpoint_folder: str | None, step: int = 0) -> None:
+        """Continue from the checkpoint folder of a step, or start from nothing (None)."""
         self.counts.tick(time.monotonic())
+        self.steps.restore(checkpoint_folder, step)
         if self.config.trainer.resume_mode == "disable":
             self.log_path.unlink(missing_ok=True)  # a new run in an old folder: its steps are not attempts at this one
             return
@@ -85,18 +89,20 @@ class RunLedger:
     def save(self, folder: str) -> None:
         """Write the state into a checkpoint's folder, whole or not at all."""
         self.counts.tick(time.monotonic())
-        path = Path(folder) / STATE_FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(self.counts.state_dict()), encoding="utf-8")
-        os.replace(part, path)
+        replace_file(Path(folder) / STATE_FILE, json.dumps(self.counts.state_dict()).encode())
+
+    def keep_step(self, folder: str, step: int) -> None:
+        """Keep what is known of a step in its checkpoint's folder, until `log_step` has written its row."""
+        self.counts.add(steps=step)
+        self.steps.keep(folder, step, {**self.step_metrics, **self.counts.metrics()})
 
     def end_step(self) -> None:
-        """Append the state to the log."""
+        """Append the state to the log; one that cannot be written is contained in the next."""
         self.counts.tick(time.monotonic())
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(self.counts.state_dict()) + "\n")
+        try:
+            append_line(self.log_path, json.dumps(self.counts.state_dict()).encode())
+        except OSError as error:
+            logger.warning("%s cannot be written (%s); training goes on.", self.log_path, error)
 
     def estimate_flops(self, seqlens: Sequence[int]) -> float | None:
         """FLOPs of one training pass (forward and backward) over sequences of these lengths; None if unknown."""
@@ -119,7 +125,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise ValueError(f"{path} line {number} is not JSON ({error}); restore or delete the file") from error
             # Rewritten, or the next line would be appended to the torn one.
-            path.write_text("".join(f"{json.dumps(state)}\n" for state in states), encoding="utf-8")
+            replace_file(path, "".join(f"{json.dumps(state)}\n" for state in states).encode())
     return states
 
 
@@ -288,7 +294,7 @@ def _describe(prefix: str, measured: Any) -> dict[str, float]:
 
 
 def log_step(ledger: RunLedger, metrics: dict[str, Any], global_steps: int) -> None:
-    """Add the ledger to a step's metrics and write it to the log.
+    """Add the ledger to a step's metrics, and write both logs.
 
     In a step with a validation the metrics hold the compute that the validated weights had cost; it stays.
     """
@@ -297,6 +303,7 @@ def log_step(ledger: RunLedger, metrics: dict[str, Any], global_steps: int) -> N
     if ledger.before_validation is None:
         metrics.update(ledger.counts.metrics())
     ledger.before_validation = None
+    ledger.steps.write(global_steps, metrics)
 
 
 def resumed_folder(trainer: Any) -> str | None:

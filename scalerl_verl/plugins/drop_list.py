@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_verl.curriculum import DroppedPrompt, EpochChange, ResamplingRules
+from scalerl_verl.json_lines import set_aside
 
 Describe = Callable[[str], Mapping[str, Any]]
 
@@ -67,17 +68,7 @@ class DropList:
 
     def resumed(self, epoch: int) -> None:
         """Take out the lines of epochs after ``epoch``."""
-        # In bytes, for a text also ends a line at U+0085 and others that JSON leaves in a prompt.
-        lines = self._path.read_bytes().splitlines(keepends=True)
-        stay = [line for line in lines if _epoch_of(line) <= epoch]
-        if len(stay) == len(lines):
-            return
-        gone = [line for line in lines if _epoch_of(line) > epoch]
-        with self._path.with_name(self._path.name + ".superseded").open("ab") as stream:
-            stream.writelines(line.rstrip(b"\n") + b"\n" for line in gone)
-        scratch = self._path.with_name(self._path.name + ".tmp")
-        scratch.write_bytes(b"".join(stay))
-        scratch.replace(self._path)
+        set_aside(self._path, lambda line: _epoch_of(line) > epoch)
 
     def _judged(self, event: str, epoch: int, prompt: DroppedPrompt) -> dict[str, Any]:
         rate = (

@@ -200,6 +200,22 @@ def test_resumed_ledger_counts_nothing_twice_and_loses_nothing(first: VerlRun, r
     assert [point["totals"]["steps"] for point in states[-1]["points"]] == [0, 2, 3]
 
 
+def test_log_of_steps_has_each_step_of_both_attempts_once(first: VerlRun, resumed: VerlRun) -> None:
+    """Fault of the field: verl logs a step after its checkpoint, and begins its log anew when it is resumed."""
+    folder, before = first.folder / "checkpoints", _first_metrics(first)
+    rows = {row["step"]: row["data"] for row in read_records(folder / "scalerl_steps.jsonl")}
+    assert list(rows) == list(range(SYNC_STEPS + 1))
+    logged = {**{step: before[step] for step in (0, 1, 2)}, 3: resumed.metrics[3]}
+    assert all(
+        rows[step][name] == pytest.approx(logged[step][name], nan_ok=True) for step in rows for name in rows[step]
+    )
+    assert all(set(logged[step]) <= set(rows[step]) for step in rows)
+    kept = json.loads((folder / "global_step_2" / "scalerl_step.json").read_text())
+    assert kept["step"] == 2 and "scalerl/data/prompts_all_wrong_sum" in kept["data"]
+    assert kept["data"]["scalerl/compute/generated_tokens"] == _compute(before[2], "generated_tokens")
+    assert [row["step"] for row in read_records(folder / "scalerl_steps.jsonl.superseded")] == [3]
+
+
 def test_window_of_the_truncation_alarm_survives_the_resumption(first: VerlRun, resumed: VerlRun) -> None:
     """The window of ten that the checkpoint holds (batches that a toggle replayed count, too), and one batch more."""
     state = json.loads((first.folder / "checkpoints" / "global_step_2" / "scalerl_truncation.json").read_text())

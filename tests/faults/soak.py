@@ -3,9 +3,10 @@
 
 Two generators, k = 2, a checkpoint every ten steps. Every few steps one of `FAULTS` is done to it; whenever the run
 ends it is started again from its last checkpoint. In the end every prompt has trained as often as the order of the data
-says, but for what the run itself reported as given up, and that among the rows whose reward was made to fail; no token
-was older than k; and over the last steps, which are left alone, every process' memory and files stayed flat. Writes
-FOLDER/soak.json; exit code 1 if one of these does not hold.
+says, but for what the run itself reported as given up, and that among the rows whose reward was made to fail; the log
+of steps has the metrics of each step once, whichever attempt trained it; no token was older than k; and over the last
+steps, which are left alone, every process' memory and files stayed flat. Writes FOLDER/soak.json; exit code 1 if one of
+these does not hold.
 
 The full disk is a real one (a tmpfs that is filled up), which takes the right to mount.
 """
@@ -27,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalerl_verl.curves.reading import STEPS_FILE
+from scalerl_verl.json_lines import read_records
 from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, last_step, launch_verl, make_assets, title_of
 from tests.e2e.pipeline_data import read_responses
 from tests.e2e.test_pipeline import LONG, PRESETS
@@ -176,8 +179,10 @@ def _median(history: list[tuple[int, str, int, int]], column: int) -> float:
     return float(values[len(values) // 2])
 
 
-def judge(folder: Path, steps: int, harm: Harm, attempts: list[Attempt]) -> tuple[dict[str, Any], list[str]]:
-    """(what was seen, what should not have been)."""
+def judge(
+    folder: Path, steps: int, harm: Harm, attempts: list[Attempt], rows: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """(what was seen, what should not have been); ``rows`` are those of the run's log of steps."""
     responses = read_responses(folder / "weights")
     rows_of_groups = {
         response.group: int(json.loads(response.content)[0]["content"].split("+")[0]) for response in responses
@@ -185,13 +190,12 @@ def judge(folder: Path, steps: int, harm: Harm, attempts: list[Attempt]) -> tupl
     ages = Counter(r.step - 1 - version for r in responses for version, count in r.runs for _ in range(count))
     calm = attempts[-1]
     grown = growth(calm.samples, max(steps - CALM, min(calm.metrics)) + WARM)
-    # What a run did after its last checkpoint is void: of each step the attempt counts that came last.
-    logged = {step: metrics for attempt in attempts for step, metrics in attempt.metrics.items()}
-    given_up = sum(int(metrics["scalerl/pipeline/groups_given_up_sum"]) for metrics in logged.values())
+    logged = [row["step"] for row in rows if row["step"] > 0]
+    given_up = _total(rows, "scalerl/pipeline/groups_given_up_sum")
     lost = find_lost(Counter(rows_of_groups.values()), steps * NUM_PROMPTS + given_up)
     seen = {
         "steps": len({r.step for r in responses}), "prompts": len(rows_of_groups), "given_up": given_up,
-        "reissued": sum(int(metrics["scalerl/pipeline/groups_reissued_sum"]) for metrics in logged.values()),
+        "reissued": _total(rows, "scalerl/pipeline/groups_reissued_sum"),
         "tokens_by_age": dict(sorted(ages.items())), "versions_in_a_response": max(len(r.runs) for r in responses),
         "attempts": len(attempts), "worst_growth": max(grown, key=lambda row: row["kib_a_step"], default=None),
         "most_files_a_step": max((row["files_a_step"] for row in grown), default=None),
@@ -199,8 +203,8 @@ def judge(folder: Path, steps: int, harm: Harm, attempts: list[Attempt]) -> tupl
     problems = [f"never done: {fault}" for fault in FAULTS if not harm.done[fault]]
     if seen["steps"] != steps or len(rows_of_groups) != steps * NUM_PROMPTS:
         problems.append(f"{seen['steps']} steps with {len(rows_of_groups)} prompts were trained instead of {steps}")
-    if set(logged) != set(range(1, steps + 1)):
-        problems.append(f"{len(logged)} steps have metrics")
+    if logged != list(range(1, steps + 1)):
+        problems.append(f"the log of steps has {len(logged)} rows of {len(set(logged))} steps, in this order: {logged}")
     if min(lost.values(), default=0) < 0:
         problems.append(f"prompts were trained twice: {lost}")
     if sum(lost.values()) != given_up or not set(lost) <= harm.harmed_rows:
@@ -211,6 +215,10 @@ def judge(folder: Path, steps: int, harm: Harm, attempts: list[Attempt]) -> tupl
     problems += [f"grows: {row}" for row in grown if row["kib_a_step"] > GROWTH_KIB]
     problems += [f"keeps files open: {row}" for row in grown if row["files_a_step"] > GROWTH_FILES]
     return seen, problems
+
+
+def _total(rows: list[dict[str, Any]], name: str) -> int:
+    return sum(int(row["data"].get(name, 0)) for row in rows)
 
 
 def find_lost(trained: Counter[int], num_started: int) -> dict[int, int]:
@@ -246,7 +254,7 @@ def soak(folder: Path, steps: int, every: int, seed: int) -> int:
             if len(attempts) > 4 + 2 * steps // every:
                 print(run.tail())
                 return 1
-        seen, problems = judge(folder, steps, harm, attempts)
+        seen, problems = judge(folder, steps, harm, attempts, read_records(disk / STEPS_FILE))
     minutes = (time.monotonic() - began) / 60
     result = {
         **load_benchmark_module("rows").run_facts("soak"),

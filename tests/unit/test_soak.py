@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,11 @@ def make_responses(lost: tuple[int, ...] = ()) -> list[Response]:
 
 
 def judge(
-    monkeypatch: pytest.MonkeyPatch, responses: list[Response], given_up: int = 0, left_out: tuple[str, ...] = ()
+    monkeypatch: pytest.MonkeyPatch,
+    responses: list[Response],
+    given_up: int = 0,
+    left_out: tuple[str, ...] = (),
+    logged: Iterable[int] = range(1, STEPS + 1),
 ) -> list[str]:
     monkeypatch.setattr(soak, "read_responses", lambda _: responses)
     harm = soak.Harm(Path(), Path(), 1, STEPS, 0)
@@ -41,7 +46,8 @@ def judge(
     samples: list[dict[str, Any]] = [{"step": step, "held": {7: ("x", 1000, 9)}} for step in range(STEPS)]
     names = ("scalerl/pipeline/groups_given_up_sum", "scalerl/pipeline/groups_reissued_sum")
     metrics = {step: dict.fromkeys(names, float(step == 9) * given_up) for step in range(1, STEPS + 1)}
-    return soak.judge(Path(), STEPS, harm, [soak.Attempt(samples, metrics)])[1]
+    rows = [{"step": step, "data": metrics[step]} for step in logged]
+    return soak.judge(Path(), STEPS, harm, [soak.Attempt(samples, metrics)], rows)[1]
 
 
 def test_run_that_lost_nothing_but_what_it_told_of_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +62,11 @@ def test_run_that_lost_nothing_but_what_it_told_of_is_fine(monkeypatch: pytest.M
 def test_loss_is_noticed(monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...], given_up: int, problem: str) -> None:
     """Untold; one of two untold; of a row that was left alone; told of, and not lost."""
     assert problem in str(judge(monkeypatch, make_responses(lost), given_up))
+
+
+@pytest.mark.parametrize("logged", [[*range(1, 50), *range(51, STEPS + 1)], [*range(1, STEPS + 1), 50]])
+def test_step_without_metrics_or_with_two_rows_is_noticed(monkeypatch: pytest.MonkeyPatch, logged: list[int]) -> None:
+    assert "the log of steps has" in str(judge(monkeypatch, make_responses(), logged=logged))
 
 
 def test_fault_that_was_never_done_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,12 +39,26 @@ def _build_load(original: Any, module: ModuleType) -> Any:
         ledger = start_ledger(self)
         if ledger is not None:
             folder = resumed_folder(self)
-            ledger.restore(folder)
+            ledger.restore(folder, self.global_steps)
             restore_alarm(self, folder)
             ledger.prompts.mark(self.val_dataset, self.config.data)
         return result
 
     return _load_checkpoint
+
+
+def _build_step(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def step(self: Any, metrics: dict, timing_raw: dict) -> Any:
+        from scalerl_verl.plugins.compute import find_ledger
+
+        result = original(self, metrics, timing_raw)
+        ledger = find_ledger(self)
+        if ledger is not None:
+            ledger.step_metrics = metrics
+        return result
+
+    return step
 
 
 def _build_save(original: Any, module: ModuleType) -> Any:
@@ -58,6 +72,7 @@ def _build_save(original: Any, module: ModuleType) -> Any:
             return original(self)
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         # Before: a checkpoint that verl has marked as the latest is never without it. After: with the time of saving.
+        ledger.keep_step(folder, self.global_steps)
         ledger.save(folder)
         save_alarm(self, folder)
         result = original(self)
@@ -84,6 +99,7 @@ def _build_validate(original: Any, module: ModuleType) -> Any:
         metrics.update(end_validation(ledger, self.total_training_steps))
         if self.global_steps == 0 or not hasattr(self, "timing_raw"):
             ledger.before_validation = None  # no step to log: this is the validation before training
+            ledger.steps.write(self.global_steps, metrics)
         return metrics
 
     return _validate
@@ -162,6 +178,14 @@ SPECS = (
         "Count and alarm window must be in the folder before verl marks the checkpoint as the latest; its on_save "
         "callback comes after that, and is the user's.",
         "8b4e2c0174d5cc8f831d980f333fc08584686cb2e6074c8d465c183d54a61d45",
+    ),
+    _spec(
+        "step",
+        "step",
+        _build_step,
+        "verl logs a step after it has marked its checkpoint as the latest: what is known of the step has to be in the "
+        "checkpoint, or a run that is killed in between never logged it.",
+        "aa97fcc468f1bdae22f4e7ab2b2cbe47f1a93426b3791506b12bcce1990b761a",
     ),
     _spec(
         "validate",

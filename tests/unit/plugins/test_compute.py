@@ -101,21 +101,25 @@ class StubTrainer:
         """One step of three rows of 4, 5 and 6 tokens, a prompt of 2 tokens each, and a padding row."""
         self.timing_raw: dict[str, float] = {}
         self.global_steps += 1
-        tags = [{"seq_len": n + 2} for n in (4, 5, 6)] + [{"seq_len": 2, "is_padding": True}]
-        batch = SimpleNamespace(tags=tags)
+        self.kept = kept
         metrics: dict[str, float] = {}
-        step = AdvantageStep("prompt-mean", metrics, uses_groups=True, uses_names=self.uses_names)
-        step.num_tokens_B, step.kept_B = np.array([4, 5, 6, 0]), np.array([*kept, False])
-        step.result = AdvantageResult(step.kept_B.astype(float), step.kept_B, groups=None, std=1.0)
-        compute.count_batch(self, batch, step)
-        self._scalerl_step = step
-        self._update_actor(batch, metrics)
+        batch = self.step(metrics, self.timing_raw)
         if save:
             self._save_checkpoint()
         if validate:
             metrics.update(self._validate())
         self._compute_metrics(batch, metrics, {}, self.global_steps, 0)
         return metrics
+
+    def step(self, metrics: dict[str, float], timing_raw: dict[str, float]) -> Any:
+        tags = [{"seq_len": n + 2} for n in (4, 5, 6)] + [{"seq_len": 2, "is_padding": True}]
+        batch = SimpleNamespace(tags=tags)
+        step = AdvantageStep("prompt-mean", metrics, uses_groups=True, uses_names=self.uses_names)
+        step.num_tokens_B, step.kept_B = np.array([4, 5, 6, 0]), np.array([*self.kept, False])
+        step.result = AdvantageResult(step.kept_B.astype(float), step.kept_B, groups=None, std=1.0)
+        compute.count_batch(self, batch, step)
+        self._scalerl_step = step
+        return self._update_actor(batch, metrics)
 
 
 @pytest.fixture(autouse=True)
