@@ -92,10 +92,14 @@ def is_cpu_platform(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def select(config: Any, path: str, default: Any = None) -> Any:
-    """``config.a.b.c`` of a DictConfig, or ``default`` if any part is missing or null."""
+    """``config.a.b.c`` of a DictConfig, or ``default`` if any part is missing, null or no section."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigTypeError
 
-    value = OmegaConf.select(config, path, default=default)
+    try:
+        value = OmegaConf.select(config, path, default=default)
+    except ConfigTypeError:  # a list where a section is meant
+        return default
     return default if value is None else value
 
 

@@ -28,10 +28,13 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     for name in _SECTIONS:
         if name != mode and OmegaConf.select(config, f"trainer.v1.{name}") is not None:
             yield f"trainer.v1.{name} is read by {_MODE}={name} only, but it is {mode}: set it, or delete the section"
-    if mode not in _SECTIONS:
-        return
     path = f"trainer.v1.{mode}"
     section = OmegaConf.select(config, path)
+    if section is None and mode in (select(config, "trainer.v1") or ()):
+        yield f"{path}=null: it is a section, set the keys below it or leave it out"  # verl looks into it
+        return
+    if mode not in _SECTIONS:
+        return
     if section is not None and not isinstance(section, DictConfig):
         yield f"{path}={section} must be a section of keys"
         return

@@ -23,8 +23,8 @@ from tests.unit.plugins.composed import ACTOR, HEAD_DTYPE, ROLLOUT, changed, com
 WEIRD = ("", "abc", "16", -5, 1.5, None, [1], {"a": 1}, True, "${nowhere.x}", "${oc.env:NO_SUCH_VARIABLE}")
 
 
-def problems_of(path: str, value: Any) -> list[str]:
-    config = compose_config("+scalerl=recipe", f"{ACTOR}.use_dynamic_bsz=True")
+def problems_of(path: str, value: Any, preset: str = "recipe") -> list[str]:
+    config = compose_config(f"+scalerl={preset}", f"{ACTOR}.use_dynamic_bsz=True")
     with open_dict(config):
         OmegaConf.update(config, path, value, merge=False, force_add=True)
     return find_problems(config)
@@ -49,6 +49,7 @@ def problems_of(path: str, value: Any) -> list[str]:
         (f"{ACTOR}.policy_loss", "scalerl_cispo", "'scalerl_cispo': it is a section, set the keys below it"),
         (f"{ROLLOUT}.agent", None, "null: it is a section, set the keys below it or leave it out"),
         ("trainer.v1", None, "null: it is a section"),
+        ("trainer.v1.sync", None, "null: it is a section, set the keys below it or leave it out"),
         (ACTOR, None, "null: it is a section"),
         (f"{ACTOR}.fsdp_config.fsdp_size", 0, "0: give a whole number of 1 or more, or -1"),
         ("trainer.v1.separate_async.parameter_sync_step", 0, "0: give a whole number of 1 or more"),
@@ -92,6 +93,14 @@ def test_unknown_key_hides_no_wrong_value_of_its_section(preset: str, changes: d
     assert len(problems) == len(changes), problems
     for path in changes:
         assert sum(path in problem for problem in problems) == 1, path
+
+
+@pytest.mark.parametrize(("mode", "preset"), [("pipeline_rl", "scalerl"), ("ppo_off_policy", "ppo_off_policy")])
+@pytest.mark.parametrize("value", [None, [1], "x"])
+def test_settings_of_the_trainer_mode_that_are_no_section_are_one_problem(mode: str, preset: str, value: Any) -> None:
+    path = f"trainer.v1.{mode}"
+    (problem,) = problems_of(path, value, preset)
+    assert problem.startswith(f"{path}=") and "section" in problem
 
 
 def test_plan_shows_what_hydra_refuses_in_any_way(capsys: pytest.CaptureFixture[str]) -> None:
