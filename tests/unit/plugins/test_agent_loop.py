@@ -301,17 +301,18 @@ def test_responses_in_flight_at_once_do_not_share_their_context() -> None:
 def test_responses_of_a_group_draw_their_own_budgets_and_the_same_when_reissued() -> None:
     drawn = []
     config = make_config(thinking_budget=[2, 12])
-    for _ in range(2):
+    for step in (1, 1, 9):
         lengths = []
         for session in range(12):
             engine = make_engine("<think>" + "7+5+" * 9)
-            loop_output = run_session(engine, config, session)
+            loop_output = run_session(engine, config, session, step)
             lengths.append(loop_output.extra_fields[RECORD_KEY]["thinking_budget"])
         drawn.append(lengths)
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 4
+    assert drawn[2] != drawn[0], "the next visit of the prompt draws anew"
 
 
-def run_session(engine: ScriptedEngine, config: DictConfig, session: int) -> Any:
+def run_session(engine: ScriptedEngine, config: DictConfig, session: int, step: int) -> Any:
     async def generate() -> Any:
         loop = ForcedInterruptionLoop(
             trainer_config=DictConfigWrap(config),
@@ -322,7 +323,7 @@ def run_session(engine: ScriptedEngine, config: DictConfig, session: int) -> Any
             data_config=DictConfigWrap(config.data),
             hf_model_type="qwen3",
         )
-        agent_loop._context.set(ResponseContext(validation=False, step=1, stop_ids=frozenset()))
+        agent_loop._context.set(ResponseContext(validation=False, step=step, stop_ids=frozenset()))
         return await loop.run({"logprobs": True}, raw_prompt=MESSAGES, session_id=session, uid="changes with a restart")
 
     return asyncio.run(generate())
