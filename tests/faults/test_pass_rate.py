@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 
 from scalerl_verl.advantages.passed import PassRule
+from scalerl_verl.curriculum import NoPositiveResampling, ResamplingRules
 from scalerl_verl.errors import RewardError
-from scalerl_verl.plugins import passing
+from scalerl_verl.plugins import curriculum, passing
 from scalerl_verl.plugins.compute import RunLedger, end_validation, note_samples
 from scalerl_verl.plugins.config_checks import find_problems
 from scalerl_verl.plugins.training_step import AdvantageStep
@@ -68,6 +70,21 @@ def test_validation_and_training_judge_alike(monkeypatch: pytest.MonkeyPatch) ->
     step._extra_fields = [{"reward_extra_info": info} for _, info, _ in ROWS] + [padding]
     rewards = np.array([row[0] for row in ROWS] + [1.0])
     assert step.judge_rows(rewards).tolist() == [passed for *_, passed in ROWS] + [False]
+
+
+def test_curriculum_judges_like_the_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two wrong responses with a bonus, two right ones with a penalty: by their rewards it would be the other way."""
+    step = AdvantageStep("token-mean", {}, config=config_of())
+    step.batch = KVBatchMeta(
+        keys=[f"u_{row}_0" for row in range(4)], tags=[{"global_steps": 1}] * 4, partition_id="train"
+    )
+    step._extra_fields = [{"reward_extra_info": {"acc": acc}} for acc in (0, 0, 1, 1)]
+    step.rewards_B, step.trains_B = np.array([0.9, 0.8, -0.1, -0.1]), np.ones(4, dtype=bool)
+    monkeypatch.setattr(curriculum, "read_column", lambda _: ["wrong", "wrong", "right", "right"])
+    sampler = NoPositiveResampling(range(2), ["wrong", "right"], ResamplingRules())
+    curriculum.record_visits(sampler, step.batch, step)
+    visits = {name: sampler.history.get(name) for name in ("wrong", "right")}
+    assert {name: visit.passed for name, visit in visits.items() if visit is not None} == {"wrong": 0, "right": 2}
 
 
 def test_one_gap_leaves_the_pass_rate_as_it_was() -> None:
