@@ -6,10 +6,11 @@ r"""JSON Lines: one JSON value a line, in UTF-8, cut at ``\n`` and at nothing el
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,21 @@ def read_records(path: Path) -> list[Any]:
     return [json.loads(line) for line in split_lines(text) if line.strip()]
 
 
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An error of a write names the file, which Python leaves out."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, on the disk when this returns; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
+    with _naming(part), part.open("wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
@@ -48,11 +59,11 @@ def append_line(path: Path, line: bytes) -> None:
         OSError: it cannot be written, a full disk included.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as stream:
+    with _naming(path), path.open("ab", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         if stream.write(line + b"\n") < len(line) + 1:
             stream.truncate(size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def set_aside(path: Path, goes: Callable[[bytes], bool]) -> list[bytes]:

@@ -76,6 +76,8 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             self._sort_restored(global_steps)
         num_untrained = len(self.prompt_global_steps["train"])
         num = self._rule.num_to_admit(num_untrained, max(0, self._num_steps() - global_steps + 1))
+        if not num:
+            return
         waiting = self._find_waiting()[:num]
         if waiting:
             self._reissue(waiting)

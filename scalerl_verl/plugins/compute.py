@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from scalerl_verl.errors import PatchError, RewardError
 from scalerl_verl.json_lines import append_line, replace_file, split_lines
 from scalerl_verl.names import asked_names, select
+from scalerl_verl.plugins.bookkeeping import bookkeeping
 from scalerl_verl.plugins.passing import judge, read_pass_rule
 from scalerl_verl.plugins.step_log import StepLog
 from scalerl_verl.plugins.training_step import AdvantageStep
@@ -68,7 +69,9 @@ class RunLedger:
         self.counts.tick(time.monotonic())
         self.steps.restore(checkpoint_folder, step)
         if self.config.trainer.resume_mode == "disable":
-            self.log_path.unlink(missing_ok=True)  # a new run in an old folder: its steps are not attempts at this one
+            with bookkeeping(LOG_FILE, "It still holds steps of an earlier run"):
+                # A new run in an old folder: its steps are not attempts at this one.
+                self.log_path.unlink(missing_ok=True)
             return
         log = read_log(self.log_path)
         state = None
@@ -86,6 +89,7 @@ class RunLedger:
                 log = []
         self.counts.restore(state, log)
 
+    @bookkeeping(STATE_FILE, "A run that resumes there counts compute from zero")
     def save(self, folder: str) -> None:
         """Write the state into a checkpoint's folder, whole or not at all."""
         self.counts.tick(time.monotonic())
@@ -96,13 +100,11 @@ class RunLedger:
         self.counts.add(steps=step)
         self.steps.keep(folder, step, {**self.step_metrics, **self.counts.metrics()})
 
+    @bookkeeping(LOG_FILE, "The next line that can be written holds what this one would have")
     def end_step(self) -> None:
-        """Append the state to the log; one that cannot be written is contained in the next."""
+        """Append the state to the log."""
         self.counts.tick(time.monotonic())
-        try:
-            append_line(self.log_path, json.dumps(self.counts.state_dict()).encode())
-        except OSError as error:
-            logger.warning("%s cannot be written (%s); training goes on.", self.log_path, error)
+        append_line(self.log_path, json.dumps(self.counts.state_dict()).encode())
 
     def estimate_flops(self, seqlens: Sequence[int]) -> float | None:
         """FLOPs of one training pass (forward and backward) over sequences of these lengths; None if unknown."""

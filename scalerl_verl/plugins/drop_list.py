@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_verl.curriculum import DroppedPrompt, EpochChange, ResamplingRules
-from scalerl_verl.json_lines import set_aside
+from scalerl_verl.json_lines import append_line, set_aside
+from scalerl_verl.plugins.bookkeeping import bookkeeping
 
 Describe = Callable[[str], Mapping[str, Any]]
 
@@ -61,14 +63,18 @@ class DropList:
         }
         lines.append({"event": "epoch", "epoch": change.epoch, **counts})
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        texts = [json.dumps({**line, "utc": now}, ensure_ascii=False) + "\n" for line in lines]
-        with self._path.open("ab") as stream:
+        text = "\n".join(json.dumps({**line, "utc": now}, ensure_ascii=False) for line in lines)
+        with self._bookkeeping():
             # Half a surrogate pair, which UTF-8 has no bytes for, becomes JSON's escape for it.
-            stream.writelines(text.encode("utf-8", "backslashreplace") for text in texts)
+            append_line(self._path, text.encode("utf-8", "backslashreplace"))
+
+    def _bookkeeping(self) -> contextlib.AbstractContextManager[None]:
+        return bookkeeping(self._path.name, "It lacks epochs; what is dropped does not depend on it")
 
     def resumed(self, epoch: int) -> None:
         """Take out the lines of epochs after ``epoch``."""
-        set_aside(self._path, lambda line: _epoch_of(line) > epoch)
+        with self._bookkeeping():
+            set_aside(self._path, lambda line: _epoch_of(line) > epoch)
 
     def _judged(self, event: str, epoch: int, prompt: DroppedPrompt) -> dict[str, Any]:
         rate = (

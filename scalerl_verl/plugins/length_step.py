@@ -21,6 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.advantages.sessions import index_sessions
 from scalerl_verl.errors import PatchError, TruncationError
+from scalerl_verl.json_lines import replace_file
+from scalerl_verl.plugins.bookkeeping import bookkeeping
 from scalerl_verl.plugins.context import engine_context, fills_context, is_at_limit, read_hf_config, warn_of_clamps
 from scalerl_verl.plugins.interruption_settings import ALARM_SECTION, asks_for_interruption, read_alarm
 from scalerl_verl.plugins.reward_shaping import SECTION as SHAPING_SECTION
@@ -59,9 +61,10 @@ def alarm_of(trainer: Any) -> TruncationAlarm:
 
 
 def save_alarm(trainer: Any, checkpoint_folder: str) -> None:
-    """Write the alarm's window into a checkpoint's folder, which exists."""
+    """Write the alarm's window into a checkpoint's folder."""
     if watches_lengths(trainer.config):
-        (Path(checkpoint_folder) / STATE_FILE).write_text(json.dumps(alarm_of(trainer).state_dict()), encoding="utf-8")
+        with bookkeeping(STATE_FILE, "A run that resumes there begins with an empty window of the truncation alarm"):
+            replace_file(Path(checkpoint_folder) / STATE_FILE, json.dumps(alarm_of(trainer).state_dict()).encode())
 
 
 def restore_alarm(trainer: Any, checkpoint_folder: str | None) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from scalerl_verl import __version__
+from scalerl_verl.plugins.bookkeeping import bookkeeping
 from scalerl_verl.upstream.activation import STATUS_DIR_ENV, is_active, is_cpu_platform
 from scalerl_verl.upstream.registry import states
 from scalerl_verl.upstream.spec import installed_version
@@ -61,10 +61,7 @@ def record(loaded_by: str | None = None) -> None:
     folder = Path(directory)
     target = folder / f"{os.getpid()}.json"
     scratch = target.with_suffix(".tmp")
-    try:
+    with bookkeeping(f"{STATUS_DIR_ENV}={directory}", "scalerl doctor --run-dir will not know this process"):
         folder.mkdir(parents=True, exist_ok=True)
         scratch.write_text(json.dumps(process_status(), indent=1), encoding="utf-8")
         scratch.replace(target)
-    except OSError as error:
-        # A diagnostic that cannot be written (another node without that folder) must not end a run.
-        print(f"scalerl_verl: {STATUS_DIR_ENV}={directory} cannot be written: {error}", file=sys.stderr)

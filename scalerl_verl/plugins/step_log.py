@@ -17,6 +17,7 @@ from typing import Any
 
 from scalerl_verl.curves.reading import STEPS_FILE
 from scalerl_verl.json_lines import append_line, replace_file, set_aside
+from scalerl_verl.plugins.bookkeeping import bookkeeping
 from scalerl_verl.scaling.steps import name_steps
 
 STEP_FILE = "scalerl_step.json"
@@ -40,6 +41,7 @@ class StepLog:
         self._last: int | None = None
         self._waiting: list[tuple[int, dict[str, Any]]] = []
 
+    @bookkeeping(STEPS_FILE, "It may lack rows, or hold some of steps that are trained again")
     def restore(self, checkpoint_folder: str | None, step: int) -> None:
         """Continue after the step of a checkpoint, or begin anew (None and 0); says which steps have no row."""
         if checkpoint_folder is None:
@@ -88,6 +90,7 @@ class StepLog:
         )
         self.write(step, row["data"])
 
+    @bookkeeping(STEP_FILE, "A run that ends before it logs this step has no metrics of it")
     def keep(self, checkpoint_folder: str, step: int, metrics: Mapping[str, Any]) -> None:
         """Put the row of a step into its checkpoint's folder, and all rows so far on the disk."""
         replace_file(Path(checkpoint_folder) / STEP_FILE, _encode(step, _numbers(metrics)))
@@ -98,17 +101,15 @@ class StepLog:
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add the row of a step; what the last row has of the same step stays, and is completed."""
         self._waiting.append((step, _numbers(metrics)))
-        try:
+        with bookkeeping(STEPS_FILE, "Its rows wait until it can be"):
             while self._waiting:
                 self._write(*self._waiting[0])
                 del self._waiting[0]
-        except OSError as error:
-            logger.warning("%s cannot be written (%s): %d rows wait.", self.path, error, len(self._waiting))
 
     def _write(self, step: int, data: dict[str, Any]) -> None:
         if step == self._last:
-            lines = self.path.read_bytes().splitlines(keepends=True)
-            data = {**data, **json.loads(lines[-1])["data"]}
+            lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+            data = {**data, **(json.loads(lines[-1])["data"] if lines else {})}
             replace_file(self.path, b"".join([*lines[:-1], _encode(step, data) + b"\n"]))
         else:
             append_line(self.path, _encode(step, data))

@@ -214,7 +214,7 @@ def test_full_disk_ends_no_training_and_its_rows_are_written_later(
     with monkeypatch.context() as patch:
         patch.setattr(step_log, "append_line", refuse)
         log.write(2, {"a": float("nan"), "counts": {"x": 1}})
-    assert "1 rows wait" in caplog.text
+    assert "Its rows wait until it can be" in caplog.text
     log.write(3, {"a": 3})
     rows = read_records(tmp_path / step_log.STEPS_FILE)
     assert rows == [{"step": n, "data": {"a": value}} for n, value in ((1, 1), (2, None), (3, 3))]
