@@ -222,7 +222,6 @@ def begin_validation(ledger: RunLedger, global_steps: int) -> None:
     ledger.counts.add(steps=global_steps)
     ledger.before_validation = ledger.counts.metrics()
     ledger.samples = None
-    ledger.prompts.begin()
 
 
 def note_samples(

@@ -221,26 +221,21 @@ class ValidationLengths:
 
 
 @contextlib.contextmanager
-def watch_validation(trainer: Any, look: Callable[[Any], None]) -> Iterator[ValidationLengths | None]:
+def watch_validation(trainer: Any) -> Iterator[ValidationLengths | None]:
     """Look at each batch that verl's validation takes from its replay buffer, before it deletes it.
 
-    Args:
-        trainer: verl's.
-        look: is given each batch, too.
-
-    Returns:
-        The lengths; None in a run that reports none.
+    None in a run that reports no lengths.
     """
-    lengths = ValidationLengths(trainer.config) if watches_lengths(trainer.config) else None
-    trainer._scalerl_validation_lengths = lengths
+    if not watches_lengths(trainer.config):
+        yield None
+        return
+    lengths = trainer._scalerl_validation_lengths = ValidationLengths(trainer.config)
     buffer = trainer.replay_buffer
     original = buffer.sample
 
     def sample(*args: Any, **kwargs: Any) -> Any:
         batch, metrics = original(*args, **kwargs)
-        look(batch)
-        if lengths is not None:
-            lengths.batches.append(read_lengths(trainer.config, batch))
+        lengths.batches.append(read_lengths(trainer.config, batch))
         return batch, metrics
 
     buffer.sample = sample

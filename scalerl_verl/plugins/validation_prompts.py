@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from scalerl_verl.plugins.prompt_ids import COLUMN, UnmarkedDataError, label_dataset, read_column, warn_of_copies
+from scalerl_verl.plugins.prompt_ids import COLUMN, UnmarkedDataError, label_dataset, warn_of_copies
 
 _logger = logging.getLogger(__name__)
 
@@ -32,30 +33,36 @@ class ValidationPrompts:
         try:
             ids = label_dataset(dataset, data_config)
         except UnmarkedDataError as error:
-            self._give_up(f"{error}; {error.fix}")
+            _logger.warning(
+                "scalerl/validation/ takes each row of the validation data for a prompt of its own, so that with "
+                "copies among them its standard error is too small: %s; %s.",
+                error,
+                error.fix,
+            )
             return
         self._is_marked = True
         warn_of_copies(ids, "data.val_files")
 
-    def _give_up(self, reason: str) -> None:
-        self._is_marked = False
-        _logger.warning(
-            "scalerl/validation/ takes each row of the validation data for a prompt of its own, so that with copies "
-            "among them its standard error is too small: %s.",
-            reason,
-        )
-
-    def begin(self) -> None:
-        """Forget the uids of the validation before."""
+    @contextlib.contextmanager
+    def watch(self, trainer: Any) -> Iterator[None]:
+        """Learn the uids of the rows that a validation hands to verl's agent loops, whose responses may all fail."""
         self._of_uid = {}
+        if not self._is_marked:
+            yield
+            return
+        manager = trainer.agent_loop_manager
+        original = manager.generate_sequences
 
-    def look(self, batch: Any) -> None:
-        """Learn the uids of a batch (verl's KVBatchMeta) that verl has sampled and not yet deleted."""
-        ids = read_column(batch) if self._is_marked else None
-        if ids is not None:
-            self._of_uid.update(zip((key.rsplit("_", 2)[0] for key in batch.keys), ids, strict=True))
-        elif self._is_marked:
-            self._give_up(f"the responses have no field {COLUMN}; an agent loop drops fields of the data: pass it on")
+        def generate_sequences(rows: Any, *args: Any, **kwargs: Any) -> Any:
+            uids, ids = ([str(value) for value in rows[name]] for name in ("uid", COLUMN))
+            self._of_uid.update(zip(uids, ids, strict=True))
+            return original(rows, *args, **kwargs)
+
+        manager.generate_sequences = generate_sequences
+        try:
+            yield
+        finally:
+            del manager.generate_sequences
 
     def of(self, uids: Sequence[str]) -> list[str]:
         """The prompt of each uid."""

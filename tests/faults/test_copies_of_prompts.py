@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of one prompt that stand several times in the data: one prompt, in the curriculum as in the validation.
 
-Data is read by verl's own class; its TransferQueue, which takes Ray, is a stub that holds the columns of each row.
+Data is read by verl's own class; its agent loops, which take Ray, are a stub.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import copy
 import logging
 import math
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
 from scalerl_verl.curriculum import NoPositiveResampling, ResamplingRules
 from scalerl_verl.plugins import compute
-from scalerl_verl.plugins.prompt_ids import COLUMN, count_copies, prompt_id
-from scalerl_verl.plugins.validation_prompts import ValidationPrompts
+from scalerl_verl.plugins.prompt_ids import count_copies, prompt_id
 from scalerl_verl.upstream.verl import compute as compute_patches
 from scalerl_verl.upstream.verl import curriculum as curriculum_patches
 
@@ -51,26 +50,17 @@ def read_data(folder: Path, rows: list[dict[str, Any]]) -> Any:
     return RLHFDataset(data_files=str(path), tokenizer=None, config=CONFIG)
 
 
-class StubTransferQueue:
-    """Stands for verl's TransferQueue and replay buffer: two responses to each row, under keys with a fresh uid."""
+class StubManager:
+    """Stands for verl's AgentLoopManager: two responses to each row it is given, but for ``failing``."""
 
     def __init__(self) -> None:
-        self.ids: dict[str, str | None] = {}
+        self.failing: set[int] = set()
+        self.sampled: list[tuple[str, float]] = []
 
-    def sample(self, rows: dict[str, Any]) -> Any:
-        uids = [str(uuid.uuid4()) for _ in rows["raw_prompt"]]
-        found = rows.get(COLUMN, [None] * len(uids))
-        keys = [f"{uid}_{session}_0" for uid in uids for session in range(2)]
-        self.ids.update({f"{uid}_{n}_0": value for uid, value in zip(uids, found, strict=True) for n in range(2)})
-        tags = [{"response_len": 3, "seq_len": 5} for _ in keys]
-        return SimpleNamespace(keys=keys, tags=tags, partition_id="val"), {}
-
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        assert (partition_id, select_fields) == ("val", [COLUMN])
-        ids = [self.ids[key] for key in keys]
-        if None in ids:
-            return {}
-        return tu.get_tensordict({COLUMN: np.array(ids, dtype=object)})
+    def generate_sequences(self, rows: Any) -> None:
+        for uid, messages, info in zip(rows["uid"], rows["raw_prompt"], rows["extra_info"], strict=True):
+            if int(info["index"]) not in self.failing:
+                self.sampled += 2 * [(str(uid), 1.0 if messages[0]["content"] < "2" else -1.0)]
 
 
 class StubTrainer:
@@ -80,22 +70,27 @@ class StubTrainer:
 
     def __init__(self, config: Any, dataset: Any) -> None:
         self.config, self.val_dataset, self.global_steps = config, dataset, 0
-        self.replay_buffer = StubTransferQueue()
+        self.agent_loop_manager = StubManager()
 
     def _load_checkpoint(self) -> None:
         pass
 
     def _validate(self) -> dict[str, float]:
-        uids: list[str] = []
-        rewards: list[float] = []
+        manager, asked = self.agent_loop_manager, {}
+        manager.sampled.clear()
         for start in range(0, len(self.val_dataset), 3):
             rows = [self.val_dataset[row] for row in range(start, min(start + 3, len(self.val_dataset)))]
-            batch, _ = self.replay_buffer.sample(collate_fn(rows))
-            uids += [key.rsplit("_", 2)[0] for key in batch.keys]
-            rewards += [1.0 if row["raw_prompt"][0]["content"] < "2" else -1.0 for row in rows for _ in range(2)]
-        return self._val_metrics_update(["tests/sum"] * len(uids), uids, {"reward": rewards}, [])
+            batch = collate_fn(rows)
+            batch["uid"] = np.array([str(uuid.uuid4()) for _ in rows], dtype=object)
+            asked.update({("tests/sum", uid): 2 for uid in batch["uid"]})
+            manager.generate_sequences(tu.get_tensordict(batch))
+        uids, rewards = [uid for uid, _ in manager.sampled], [reward for _, reward in manager.sampled]
+        sources = ["tests/sum"] * len(uids)
+        return self._val_metrics_update(sources, uids, {"reward": rewards}, [], expected_acc_counts=asked)
 
-    def _val_metrics_update(self, sources: Any, sample_uids: Any, infos: Any, turns: Any) -> dict[str, float]:
+    def _val_metrics_update(
+        self, sources: Any, sample_uids: Any, infos: Any, turns: Any, expected_acc_counts: Any
+    ) -> dict[str, float]:
         return {}
 
 
@@ -108,12 +103,12 @@ def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setattr(StubTrainer, name, spec.build(getattr(StubTrainer, name), None))
     monkeypatch.setattr("scalerl_verl.plugins.length_step.watches_lengths", lambda config: False)
 
-    def run(dataset: Any) -> dict[str, float]:
+    def run(dataset: Any, failing: Iterable[int] = ()) -> dict[str, float]:
         trainer = {"default_local_dir": str(tmp_path), "nnodes": 1, "n_gpus_per_node": 1, "resume_mode": "auto"}
         algorithm = {"adv_estimator": "scalerl"}
         config = OmegaConf.create({"trainer": trainer, "algorithm": algorithm, "data": CONFIG})
         stub = StubTrainer(config, dataset)
-        monkeypatch.setattr("transfer_queue.kv_batch_get", stub.replay_buffer.kv_batch_get)
+        stub.agent_loop_manager.failing.update(failing)
         stub._load_checkpoint()
         assert compute.find_ledger(stub) is not None
         stub._validate()
@@ -152,16 +147,11 @@ def test_validation_data_that_cannot_be_marked_is_validated_and_said(
     assert "takes each row of the validation data for a prompt of its own" in caplog.text
 
 
-def test_responses_that_lost_the_mark_on_their_way_are_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts, queue = ValidationPrompts(), StubTransferQueue()
-    prompts.mark(read_data(tmp_path, [make_row(0, 0)]), CONFIG)
-    monkeypatch.setattr("transfer_queue.kv_batch_get", queue.kv_batch_get)
-    for _ in range(2):
-        prompts.look(queue.sample({"raw_prompt": ["a"]})[0])
-    assert caplog.text.count(f"the responses have no field {COLUMN}") == 1
-    assert prompts.of(["x"]) == ["x"]
+def test_copy_without_a_response_counts_as_generations_of_its_prompt(tmp_path: Path, validate: Any) -> None:
+    """Two of four copies of a problem fail as a whole: the prompt passed in half of its generations."""
+    metrics = validate(read_data(tmp_path, [make_row(row, row % 2) for row in range(8)]), failing=(0, 2))
+    assert metrics["scalerl/validation/num_prompts"] == 2 and metrics["scalerl/validation/num_generations"] == 16
+    assert metrics["scalerl/validation/pass_rate"] == 0.75
 
 
 def test_copies_in_the_training_data_are_said_at_start_with_and_without_the_curriculum(

@@ -92,7 +92,7 @@ def _build_validate(original: Any, module: ModuleType) -> Any:
         if ledger is None:
             return original(self)
         begin_validation(ledger, self.global_steps)
-        with watch_validation(self, ledger.prompts.look) as lengths:
+        with ledger.prompts.watch(self), watch_validation(self) as lengths:
             metrics = original(self)
             if lengths is not None:
                 metrics.update(lengths.metrics(ledger.prompts.of))

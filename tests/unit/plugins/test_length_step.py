@@ -190,7 +190,7 @@ class Buffer:
 def test_metrics_of_a_validation_of_several_batches() -> None:
     trainer = Trainer()
     trainer.replay_buffer = Buffer()
-    with length_step.watch_validation(trainer, lambda batch: None) as lengths:
+    with length_step.watch_validation(trainer) as lengths:
         assert lengths is not None
         for _ in range(2):
             trainer.replay_buffer.sample(global_steps=0, partition_id="val", batch_size=1)
@@ -206,7 +206,7 @@ def test_metrics_of_a_validation_of_several_batches() -> None:
 def test_validation_that_scored_other_responses_than_it_sampled_is_an_error() -> None:
     trainer = Trainer()
     trainer.replay_buffer = Buffer()
-    with length_step.watch_validation(trainer, lambda batch: None) as lengths:
+    with length_step.watch_validation(trainer) as lengths:
         trainer.replay_buffer.sample(global_steps=0, partition_id="val", batch_size=1)
         with pytest.raises(PatchError, match="sampled 2 responses and scored none"):
             lengths.metrics()
@@ -218,6 +218,6 @@ def test_validation_that_scored_other_responses_than_it_sampled_is_an_error() ->
 def test_validation_of_a_run_of_verl_s_own_names_is_not_looked_at() -> None:
     trainer = Trainer(loop="single_turn_agent", estimator="grpo")
     trainer.replay_buffer = Buffer()
-    with length_step.watch_validation(trainer, lambda batch: None) as lengths:
+    with length_step.watch_validation(trainer) as lengths:
         assert lengths is None
         length_step.note_validation_rewards(trainer, [1.0])
