@@ -18,6 +18,7 @@ from scalerl_verl.config_numbers import number
 from scalerl_verl.curriculum import ResamplingRules
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import select
+from scalerl_verl.plugins.group_size_checks import asks_for_sizes
 
 SECTION = "data.sampler"
 CLASS_PATH = "scalerl_verl.curriculum.NoPositiveResampling"
@@ -81,7 +82,9 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             f"no more are left, it could not fill a batch; set min_prompts to {batch} or more"
         )
     group, needed = select(config, "actor_rollout_ref.rollout.n", 1), section.get("min_responses")
-    if needed is not None and isinstance(group, int) and needed > group and select(section, "history") != "cumulative":
+    is_beyond = needed is not None and isinstance(group, int) and needed > group
+    # A prompt with a number of responses of its own is judged by all of them if it has fewer.
+    if is_beyond and select(section, "history") != "cumulative" and not asks_for_sizes(config):
         yield (
             f"{SECTION}.min_responses={needed} is more than the actor_rollout_ref.rollout.n={group} responses of a "
             f"visit, so no prompt would ever be dropped: set it to {group} or less, or {SECTION}.history=cumulative"

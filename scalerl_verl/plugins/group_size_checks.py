@@ -4,14 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from scalerl_verl.names import ADV_ESTIMATOR, ESTIMATOR, select
 from scalerl_verl.pipeline.columns import ROLLOUT_N
 
 _MEANING = f"{ROLLOUT_N} is the number of responses to a prompt in place of actor_rollout_ref.rollout.n"
+
+
+def asks_for_sizes(config: DictConfig) -> bool:
+    """Whether a training file that can be read has the column."""
+    import pyarrow
+    import pyarrow.parquet
+
+    given = select(config, "data.train_files")
+    for path in given if isinstance(given, list | ListConfig) else [given]:
+        with suppress(OSError, pyarrow.ArrowException):  # the checks of the data name it
+            if ROLLOUT_N in pyarrow.parquet.read_schema(Path(str(path)).expanduser()).names:
+                return True
+    return False
 
 
 def find_problems(config: DictConfig, key: str, files: Sequence[Path]) -> Iterator[str]:

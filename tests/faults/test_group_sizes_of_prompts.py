@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from scalerl_verl.pipeline.columns import ROLLOUT_N
-from scalerl_verl.plugins import group_size_checks
+from scalerl_verl.plugins import curriculum_settings, group_size_checks
 from scalerl_verl.plugins.curriculum import wrap_sampler
 from scalerl_verl.plugins.curriculum_settings import CLASS_PATH
 from tests.faults.test_optimizer_steps import GROUP, Trainer, balance_batch, queue, sampled  # noqa: F401 - a fixture
@@ -92,6 +92,21 @@ def test_prompt_of_few_responses_is_dropped_by_all_of_them(tmp_path: Path) -> No
     sampler.begin_epoch()
     change = sampler.begin_epoch()
     assert {prompt.prompt_id for prompt in change.dropped} == {ids[0], ids[2]}, "whole groups of 4 and 2"
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_sizes_of_prompts_make_room_for_more_min_responses_than_the_run_s_group_has(
+    as_list: bool, tmp_path: Path
+) -> None:
+    """Fault: a run whose prompts ask for 64 responses was refused because rollout.n is 16."""
+    path = str(write(tmp_path / "a.parquet", [64, 8]))
+    keys = {"actor_rollout_ref.rollout.n": 16, "data.sampler.min_responses": 32}
+    assert not list(
+        curriculum_settings.find_problems(changed("recipe", {**keys, "data.train_files": [path] if as_list else path}))
+    )
+    for files in (str(write(tmp_path / "b.parquet", None)), str(tmp_path / "none.parquet"), str(tmp_path), None, 3):
+        (problem,) = curriculum_settings.find_problems(changed("recipe", {**keys, "data.train_files": files}))
+        assert "min_responses=32 is more than the actor_rollout_ref.rollout.n=16 responses of a visit" in problem
 
 
 def test_prompts_without_the_column_are_judged_as_before(tmp_path: Path) -> None:
