@@ -53,6 +53,10 @@ class RunLedger:
         self.before_validation: dict[str, float] | None = None
         self.prompts = ValidationPrompts()
         self.steps = StepLog(self.log_path.parent)
+        # Such a run is no attempt at the one whose folder it is started in: the logs stay as they are.
+        self.only_validates = bool(
+            select(config, "trainer.val_only") and select(config, "trainer.val_before_train", True)
+        )
         self.step_metrics: dict[str, Any] = {}
         self.samples: tuple[list[str], list[str], list[float]] | None = None
         self.num_failed = 0
@@ -67,13 +71,15 @@ class RunLedger:
     def restore(self, checkpoint_folder: str | None, step: int = 0) -> None:
         """Continue from the checkpoint folder of a step, or start from nothing (None)."""
         self.counts.tick(time.monotonic())
-        self.steps.restore(checkpoint_folder, step)
-        if self.config.trainer.resume_mode == "disable":
-            with bookkeeping(LOG_FILE, "It still holds steps of an earlier run"):
-                # A new run in an old folder: its steps are not attempts at this one.
-                self.log_path.unlink(missing_ok=True)
-            return
-        log = read_log(self.log_path)
+        log: list[dict[str, Any]] = []
+        if not self.only_validates:
+            self.steps.restore(checkpoint_folder, step)
+            if self.config.trainer.resume_mode == "disable":
+                with bookkeeping(LOG_FILE, "It still holds steps of an earlier run"):
+                    # A new run in an old folder: its steps are not attempts at this one.
+                    self.log_path.unlink(missing_ok=True)
+                return
+            log = read_log(self.log_path)
         state = None
         if checkpoint_folder is not None:
             path = Path(checkpoint_folder) / STATE_FILE

@@ -48,12 +48,10 @@ class StepLog:
             if self.path.exists():
                 set_aside(self.path, lambda line: True)
             return
-        rows = self._keep_rows(self.path, step)
         other = Path(checkpoint_folder).absolute().parent / STEPS_FILE
-        if not rows and other != self.path and other.exists():  # resumed from a checkpoint of another run
-            lines = [line for line in other.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
-            replace_file(self.path, b"".join(lines))
-            rows = [_step_of(line) for line in lines]
+        if other.exists() and not (self.path.exists() and other.samefile(self.path)):
+            self._adopt(other, step)
+        rows = self._keep_rows(self.path, step)
         self._last = rows[-1] if rows else None
         if step not in rows:
             self._take_from(Path(checkpoint_folder) / STEP_FILE, step)
@@ -66,6 +64,13 @@ class StepLog:
                 self.path,
                 name_steps(missing),
             )
+
+    def _adopt(self, other: Path, step: int) -> None:
+        """The run that the checkpoint comes from trained its steps, whatever this folder has of the same numbers."""
+        theirs = [line for line in other.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+        if self.path.exists():
+            set_aside(self.path, lambda line: line not in theirs)
+        replace_file(self.path, b"".join(theirs))
 
     def _keep_rows(self, path: Path, step: int) -> list[int]:
         """Take out what lies beyond ``step``, and a line that was cut; returns the steps of the others."""

@@ -180,6 +180,39 @@ def test_checkpoint_of_another_folder_brings_its_steps(run: Any, tmp_path: Path)
     assert steps(read_records(tmp_path / "other" / step_log.STEPS_FILE)) == list(range(10))
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [{"resume_mode": "disable"}, {}, {"resume_mode": "resume_path", "resume_from_path": "RUN/global_step_2"}],
+    ids=["the model before training", "the latest checkpoint", "an earlier checkpoint"],
+)
+def test_validation_of_any_weights_in_the_folder_of_a_run_leaves_its_logs_alone(
+    run: Any, chosen: dict[str, str], tmp_path: Path
+) -> None:
+    """Fault: trainer.val_only took the steps after the validated ones out of the log, and deleted the compute log."""
+    run(killed_at=7)
+    folder = tmp_path / "run"
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    run(val_only=True, **{key: value.replace("RUN", str(folder)) for key, value in chosen.items()})
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert steps(run()) == list(range(10))
+
+
+def test_checkpoint_of_another_folder_brings_its_steps_where_this_folder_has_some_of_its_own(
+    run: Any, tmp_path: Path
+) -> None:
+    """Fault: a curve of two runs, the steps before the checkpoint from the wrong one."""
+    run(killed_at=5)
+    theirs = read_records(tmp_path / "run" / step_log.STEPS_FILE)
+    other = {"default_local_dir": str(tmp_path / "other")}
+    run(killed_at=7, test_freq=1, **other)
+    source = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "run" / "global_step_4")}
+    for _ in range(2):
+        run(killed_at=9, **other, **source)
+        rows = read_records(tmp_path / "other" / step_log.STEPS_FILE)
+        assert steps(rows) == list(range(9)) and rows[:4] == theirs[:4]
+    assert read_records(tmp_path / "run" / step_log.STEPS_FILE) == theirs
+
+
 def test_line_that_was_cut_is_named_when_the_run_is_resumed(
     run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

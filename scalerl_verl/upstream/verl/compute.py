@@ -99,7 +99,8 @@ def _build_validate(original: Any, module: ModuleType) -> Any:
         metrics.update(end_validation(ledger, self.total_training_steps))
         if self.global_steps == 0 or not hasattr(self, "timing_raw"):
             ledger.before_validation = None  # no step to log: this is the validation before training
-            ledger.steps.write(self.global_steps, metrics)
+            if not ledger.only_validates:
+                ledger.steps.write(self.global_steps, metrics)
         return metrics
 
     return _validate
