@@ -14,7 +14,7 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from scalerl_verl.pipeline.admission import AdmissionRule
-from scalerl_verl.pipeline.columns import ROLLOUT_N, read_group_sizes
+from scalerl_verl.pipeline.columns import ROLLOUT_N, objects_of, read_group_sizes
 from scalerl_verl.pipeline.failures import ERROR_TAG, WAITING_TAG
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch
 
@@ -165,7 +165,9 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             stored = tq.kv_batch_get(keys=finished, partition_id="train")
             self.note_group_sizes(read_group_sizes(stored, finished))
         counts = self._count_responses()
-        fitting = {uid: starts[uid] for uid in finished if counts[uid] == self._size_of(uid)}
+        unknown = self._find_unversioned(finished)
+        complete = [uid for uid in finished if counts[uid] == self._size_of(uid)]
+        fitting = {uid: starts[uid] for uid in complete if uid not in unknown}
         kept = self._rule.keep(global_steps - 1, fitting)
         again = [uid for uid in starts if uid not in kept]
         if again:
@@ -175,7 +177,8 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             f"are too old for trainer.v1.pipeline_rl.max_staleness={self._rule.max_staleness} and "
             f"data.train_batch_size={self._rule.batch_groups}": len(fitting) - len(kept),
             f"have another number of responses than actor_rollout_ref.rollout.n={self._group_size}, or {ROLLOUT_N} of "
-            "their prompt": len(finished) - len(fitting),
+            "their prompt": len(finished) - len(complete),
+            "have no record of their weights' versions, as in other trainer modes": len(complete) - len(fitting),
         }
         reasons = "; ".join(f"{num} {why}" for why, num in num_again.items() if num)
         print(
@@ -184,6 +187,16 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             file=sys.stderr,
             flush=True,
         )
+
+    def _find_unversioned(self, finished: list[str]) -> set[str]:
+        """Groups of other trainer modes: nobody knows how old their tokens are."""
+        groups = set(finished)
+        keys = [key for key in self.partitions["train"] if key.split("_")[0] in groups]
+        if not keys:
+            return set()
+        data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["extra_fields"])
+        extras = zip(keys, objects_of(data["extra_fields"]), strict=True)
+        return {key.split("_")[0] for key, extra in extras if extra.get("versions") is None}
 
     def _let_wait(self, uids: list[str]) -> None:
         """Drop what was generated for these prompts; to verl they are no prompts from here on."""

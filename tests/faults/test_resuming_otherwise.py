@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from scalerl_verl.platform.vllm_alias import install_vllm_alias
 
@@ -27,9 +28,11 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from scalerl_verl.errors import ScaleRLConfigError  # noqa: E402
 from scalerl_verl.pipeline import buffer as our_buffer  # noqa: E402
+from scalerl_verl.pipeline import mode_change  # noqa: E402
 from scalerl_verl.pipeline import trainer as our_trainer  # noqa: E402
 from scalerl_verl.pipeline.admission import AdmissionRule  # noqa: E402
 from scalerl_verl.pipeline.columns import ROLLOUT_N, objects_of  # noqa: E402
+from scalerl_verl.pipeline.failures import WAITING_TAG  # noqa: E402
 from scalerl_verl.pipeline.groups import GroupWatch  # noqa: E402
 
 ENDLESS = 10_000
@@ -77,6 +80,7 @@ class Run:
         self.monkeypatch, self.random, self.sizes = monkeypatch, random.Random(k + 10 * batch), sizes
         self.queue, self.num_drawn, self.step = StubQueue(), 0, 0
         self.trained: list[int] = []
+        self.is_of_another_mode = False
         self.start(k, batch, n)
 
     def start(self, k: int, batch: int, n: int, num_steps: int = ENDLESS) -> None:
@@ -123,7 +127,10 @@ class Run:
             self.queue.kv_batch_put(
                 [f"{uid}_{session}_0"], "train", [{"started": self.queue.tags[uid]["global_steps"] - 1}]
             )
-            self.queue.fields[f"{uid}_{session}_0"] = {"index": self.queue.fields[uid]["index"]}
+            extra = {} if self.is_of_another_mode else {"versions": []}
+            self.queue.fields[f"{uid}_{session}_0"] = {
+                "index": self.queue.fields[uid]["index"], "extra_fields": extra,
+            }  # fmt: skip
         self.queue.tags[uid]["status"] = "finished"
 
     def wait(self, partition: str, last: float) -> float:
@@ -199,6 +206,68 @@ def test_prompts_without_room_wait_through_another_resumption_and_train_before_f
     run.train((num_drawn - len(run.trained)) // 3)
     assert run.num_drawn <= num_drawn + 6 and set(run.trained) >= set(range(num_drawn - 6))
     run.assert_nothing_lost()
+
+
+def test_groups_that_another_mode_finished_are_generated_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: a checkpoint of separate_async that is resumed in pipeline_rl dies at its first batch, every time."""
+    run = Run(monkeypatch, k=4, batch=4, n=2)
+    run.is_of_another_mode = True
+    run.train(3)
+    num_finished = sum(tag.get("status") == "finished" for tag in run.queue.tags.values())
+    run.start(k=4, batch=4, n=2)
+    run.is_of_another_mode = False
+    run.train(1)
+    assert num_finished
+    said = f"{num_finished} have no record of their weights' versions, as in other trainer modes"
+    assert said in capsys.readouterr().err
+    run.train(10)
+    run.assert_nothing_lost()
+
+
+def load_in(mode: str, run: Run, folder: Any) -> Any:
+    """verl's trainer base in another mode, after it loaded the checkpoint of a run."""
+    run.monkeypatch.setattr(mode_change, "tq", run.queue)
+    trainer: Any = object.__new__(our_trainer.PPOTrainerPipelineRL)
+    trainer.config = OmegaConf.create({"trainer": {"v1": {"trainer_mode": mode}}})
+    trainer.trainer_mode = "sync" if mode in ("sync", "ppo_off_policy") else mode
+    trainer.global_steps, trainer._restored_tq_prompt_count = run.step + 1, verl_trainer._count_tq_prompt_groups()
+    trainer.agent_loop_manager = SimpleNamespace(generate_sequences=run.generate)
+    mode_change.hand_over_queue(trainer, str(folder))
+    return trainer
+
+
+def test_prompts_that_wait_are_started_by_the_mode_that_resumes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """Fault: they stay in the queue of verl's asynchronous modes for ever, and no batch has them."""
+    run = Run(monkeypatch, k=8, batch=4, n=1)
+    run.train(3)
+    run.start(k=0, batch=2, n=1)
+    run.train(2)
+    assert len(run.trainer.replay_buffer._find_waiting()) > 20
+    run.under_way.clear()
+    trainer = load_in("separate_async", run, tmp_path)
+    prompts = [uid for uid in run.queue.tags if "_" not in uid]
+    assert trainer._restored_tq_prompt_count == len(prompts)
+    verl_trainer.PPOTrainer._reissue_inflight_prompts(trainer)
+    finished = {uid for uid in prompts if run.queue.tags[uid]["status"] == "finished"}
+    assert run.under_way == set(prompts) - finished
+    for uid in prompts:
+        assert run.queue.tags[uid]["is_prompt"] and not run.queue.tags[uid].get(WAITING_TAG, False)
+
+
+@pytest.mark.parametrize("mode", ["sync", "ppo_off_policy"])
+def test_mode_that_reads_no_queue_says_that_its_prompts_are_left_out(
+    mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(monkeypatch, k=1, batch=1, n=1)
+    load_in(mode, run, tmp_path)
+    assert "were drawn" not in caplog.text
+    (tmp_path / "transfer_queue").mkdir()
+    load_in(mode, run, tmp_path)
+    assert f"were drawn and not trained, which trainer.v1.trainer_mode={mode} does not read" in caplog.text
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -32,6 +32,7 @@ def _build_start(original: Any, module: ModuleType) -> Any:
 def _build_load(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _load_checkpoint(self: Any) -> Any:
+        from scalerl_verl.pipeline.mode_change import hand_over_queue
         from scalerl_verl.plugins.compute import resumed_folder, start_ledger
         from scalerl_verl.plugins.length_step import restore_alarm
 
@@ -41,6 +42,7 @@ def _build_load(original: Any, module: ModuleType) -> Any:
             folder = resumed_folder(self)
             ledger.restore(folder, self.global_steps)
             restore_alarm(self, folder)
+            hand_over_queue(self, folder)
             ledger.prompts.mark(self.val_dataset, self.config.data)
         return result
 
