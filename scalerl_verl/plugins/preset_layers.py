@@ -25,6 +25,8 @@ SHIPPED = ("ppo_trainer", "ppo_megatron_trainer", "legacy_reward_impl")
 """verl's own files in the first level of its folder, where users put their primary configs, too."""
 DEFAULTS = "_generated_ppo_trainer.yaml"
 """verl's whole default config in one file."""
+_PROVIDERS = ("hydra", "scalerl_verl")
+"""Hydra's names of sources whose files name no preset by themselves: its own, and our presets."""
 DELETED = object()
 """Value of a key that a step takes away."""
 Kind = Literal["verl", "file", "preset", "command line"]
@@ -67,6 +69,8 @@ def read_layers(hydra: DictConfig) -> list[Layer]:
     # Unresolved: an override may be a reference, of the run's config.
     given: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
     overrides = [*given["hydra"], *given["task"]]
+    if not _may_name_a_preset(hydra, overrides):
+        return []
     loader = GlobalHydra.instance().config_loader()
     composed = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
     folders = [folder for source in hydra.runtime.config_sources for folder in _folders(source)]
@@ -89,6 +93,13 @@ def verl_defaults() -> dict[str, Any]:
     with suppress(FileNotFoundError):
         return _read(importlib.resources.files(VERL) / DEFAULTS, "")
     return {}
+
+
+def _may_name_a_preset(hydra: DictConfig, overrides: Sequence[str]) -> bool:
+    """Whether the command line or a file of the user can; to compose again takes tenths of a second."""
+    sources = [source for source in hydra.runtime.config_sources if source.provider not in _PROVIDERS]
+    folders = [folder for source in sources for folder in _folders(source)]
+    return any(PRESET_GROUP in text for text in overrides) or not all(_is_folder_of(VERL, path) for path in folders)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,21 @@ def test_recipe_is_what_its_presets_say(recipe: str) -> None:
     assert said(RECIPES_ON_PATH, recipe) == []
 
 
+def test_run_of_verl_s_own_files_without_a_preset_is_not_composed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: every run pays for it at start, also one that names nothing of ours."""
+    folder = str(files("verl.trainer.config"))
+    with initialize_config_dir(folder, version_base=None):
+        for overrides in ([f"{LR}=1e-6"], ["+scalerl=recipe"]):
+            hydra = compose("ppo_trainer", overrides=overrides, return_hydra_config=True).hydra
+            asked: list[str] = []
+            loader = GlobalHydra.instance().config_loader()
+            original = loader.compute_defaults_list
+            with monkeypatch.context() as patch:
+                patch.setattr(loader, "compute_defaults_list", lambda *a: asked.append(a[0]) or original(*a))
+                layers = preset_layers.read_layers(hydra)
+            assert bool(layers) == bool(asked) == (overrides == ["+scalerl=recipe"])
+
+
 def test_preset_after_a_recipe_that_changes_no_value_of_its_file() -> None:
     assert said(RECIPES_ON_PATH, "+tiny-gpu=two", "+scalerl=tiny") == []
 
