@@ -22,7 +22,7 @@ from scalerl_verl.plugins import (
     reward_shaping,
     transfer_checks,
 )
-from scalerl_verl.plugins.loss_terms import AVERAGED, active_terms
+from scalerl_verl.plugins.loss_terms import UNWEIGHTED, active_terms
 from scalerl_verl.plugins.machine_checks import cluster_address
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings, read_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings
@@ -142,23 +142,23 @@ def _estimator(config: DictConfig) -> Iterator[str]:
 
 
 def _terms_without_weights(config: DictConfig) -> Iterator[str]:
-    """Rows are left out through the advantages, which a KL loss, an entropy bonus and distillation do not have."""
+    """Rows are left out through their weights, which distillation does not have."""
     if select(config, "algorithm.adv_estimator") != "scalerl":
         return
     if select(config, f"{_ACTOR}.loss_agg_mode") == "prompt-mean":
         return  # which is refused with these terms whatever is left out
-    for path, value in active_terms(config, AVERAGED).items():
-        key, inactive = path.removeprefix(f"{_ACTOR}."), AVERAGED[path]
+    for path, value in active_terms(config, UNWEIGHTED).items():
+        inactive = UNWEIGHTED[path]
         if _drops_prompts(config):
             yield (
                 f"{path}={value} with algorithm.scalerl.zero_variance=drop: this term would still average over "
                 "the dropped prompts, and be skipped with the whole update if a batch has no other ones; set "
-                f"algorithm.scalerl.zero_variance=keep, or {key}={inactive}"
+                f"algorithm.scalerl.zero_variance=keep, or {path}={inactive}"
             )
         for name in _leaving_out(config):
             yield (
                 f"{path}={value} with algorithm.scalerl.reward_shaping.{name}: this term would still train on "
-                f"the responses that {name} leaves out; set {key}={inactive}, or delete the shaping "
+                f"the responses that {name} leaves out; set {path}={inactive}, or delete the shaping "
                 f"(~algorithm.scalerl.reward_shaping.{name})"
             )
 
@@ -243,10 +243,10 @@ def _prompt_mean(config: DictConfig) -> Iterator[str]:
         )
     dropping = " with algorithm.scalerl.zero_variance=keep" if _drops_prompts(config) else ""
     other = "another loss_agg_mode" + dropping
-    for path, value in active_terms(config, AVERAGED).items():
+    for path, value in active_terms(config, UNWEIGHTED).items():
         yield (
-            f"{path}={value} with loss_agg_mode=prompt-mean: prompt weights travel in the advantages, which this term "
-            f"does not have; set {path.removeprefix(f'{_ACTOR}.')}={AVERAGED[path]} or {other}"
+            f"{path}={value} with loss_agg_mode=prompt-mean: the weights of prompts do not reach this term; "
+            f"set {path}={UNWEIGHTED[path]} or {other}"
         )
 
 

@@ -12,12 +12,10 @@ from scalerl_verl.names import select
 
 _ACTOR = "actor_rollout_ref.actor"
 _MEGATRON = f"{_ACTOR}.megatron.override_transformer_config"
-AVERAGED: dict[str, Any] = {
-    f"{_ACTOR}.entropy_coeff": 0,
-    f"{_ACTOR}.use_kl_loss": False,
-    "distillation.enabled": False,
-}
-"""Key -> value without the term, of terms that average over rows, as the policy loss does."""
+WEIGHTED: dict[str, Any] = {f"{_ACTOR}.entropy_coeff": 0, f"{_ACTOR}.use_kl_loss": False}
+"""Key -> value without the term, of terms that average over rows, with the row weights of the policy loss."""
+UNWEIGHTED: dict[str, Any] = {"distillation.enabled": False}
+"""The same of terms that average over rows as verl does it, whatever the policy loss leaves out."""
 WITHIN_THE_MODEL: dict[str, Any] = {
     f"{_MEGATRON}.moe_aux_loss_coeff": 0,
     f"{_MEGATRON}.moe_z_loss_coeff": 0,
@@ -26,7 +24,7 @@ WITHIN_THE_MODEL: dict[str, Any] = {
 """The same of terms that the model adds to its gradient in every pass: losses of routers, multi-token prediction."""
 
 
-def active_terms(config: Any, keys: Mapping[str, Any] = AVERAGED | WITHIN_THE_MODEL) -> dict[str, Any]:
+def active_terms(config: Any, keys: Mapping[str, Any] = WEIGHTED | UNWEIGHTED | WITHIN_THE_MODEL) -> dict[str, Any]:
     """Key -> value of each of these terms that the loss has.
 
     A critic is no such term: it has an optimizer and an update of its own, which nothing here skips.

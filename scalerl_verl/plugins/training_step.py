@@ -46,6 +46,7 @@ class AdvantageStep:
         batch: verl's KVBatchMeta, for the reward shaping and what the reward function returned.
         max_response_length: ``data.max_response_length``, for the reward shaping.
         left_out_B: rows that a reward shaping leaves out of training, [B] bool.
+        weights_B: what was multiplied into the advantages of each row, [B] float64; None: nothing.
     """
 
     loss_agg_mode: str
@@ -67,6 +68,7 @@ class AdvantageStep:
     batch: Any = None
     max_response_length: int = 0
     left_out_B: NDArray[np.bool_] | None = None
+    weights_B: NDArray[np.float64] | None = None
     rows_of_steps: Sequence[NDArray[np.int64]] | None = None
     _extra_fields: list[Mapping[str, Any]] | None = None
 
@@ -164,6 +166,7 @@ class AdvantageStep:
                 # Whole prompts are in a step, hence whole sessions.
                 sessions=self.sessions and replace(self.sessions, index_B=self.sessions.index_B[rows]),
             )
+        self.weights_B = weights_B
         return weights_B
 
     def count_generated(self, num_tokens_B: NDArray[np.int64]) -> None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
@@ -26,6 +28,11 @@ def run(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
         f"trainer.v1.ppo_off_policy.num_updates={K}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={NUM_PROMPTS // K}",
         f"trainer.total_training_steps={STEPS}",
+        # as in most of verl's example scripts
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.actor.kl_loss_coef=0.001",
+        "actor_rollout_ref.actor.entropy_coeff=0.001",
         presets=("+scalerl=[ppo_off_policy,cpu]", "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05"),
     )
 
@@ -48,6 +55,14 @@ def test_later_updates_of_a_batch_are_off_policy(run: VerlRun) -> None:
     assert all(metrics["scalerl/mismatch/log_ratio_abs_max"] > 1e-3 for metrics in run.metrics.values()), [
         metrics["scalerl/mismatch/log_ratio_abs_max"] for metrics in run.metrics.values()
     ]
+
+
+def test_kl_loss_and_entropy_are_averages_over_prompts(run: VerlRun, tiny_assets: Path) -> None:
+    """A random model is nearly uniform over its tokens; sums over tokens would be many times as large."""
+    first, second = (run.metrics[step] for step in (1, 2))
+    assert 0 < first["actor/kl_loss"] < second["actor/kl_loss"] < 1
+    uniform = math.log(len(AutoTokenizer.from_pretrained(tiny_assets / "model")))
+    assert 0.8 * uniform < first["actor/entropy_loss"] < uniform
 
 
 def test_ledger_counts_each_batch_once_however_many_updates_it_has(run: VerlRun) -> None:

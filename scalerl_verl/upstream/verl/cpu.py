@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from types import ModuleType
 from typing import Any
@@ -22,9 +23,29 @@ def _build_process_group(original: Any, module: ModuleType) -> Any:
 
 def _register_engines(original: Any, module: ModuleType) -> Any:
     register = module.EngineRegistry.register
-    register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(module.FSDPEngineWithLMHead)
-    register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")(module.FSDPEngineWithValueHead)
+    for model_type, engine in (
+        ("language_model", module.FSDPEngineWithLMHead),
+        ("value_model", module.FSDPEngineWithValueHead),
+    ):
+        register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(_without_pinned_memory(engine))
     return original
+
+
+def _without_pinned_memory(engine: Any) -> Any:
+    """The engine, whose weights are never moved to pinned host memory: there is none without a GPU.
+
+    verl does that with the weights of a reference policy, which only runs forward; on a CPU they are in host memory.
+    """
+
+    def _build_fsdp_module(self: Any, module: Any) -> Any:
+        config = self.engine_config
+        self.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
+        try:
+            return engine._build_fsdp_module(self, module)
+        finally:
+            self.engine_config = config
+
+    return type(engine.__name__, (engine,), {"_build_fsdp_module": _build_fsdp_module})
 
 
 SPECS = (
@@ -47,7 +68,7 @@ SPECS = (
         target="EngineRegistry",
         build=_register_engines,
         kind="register",
-        why="The FSDP engines are registered for cuda and npu only; they run on the CPU as they are (FSDP2).",
+        why="The FSDP engines are registered for cuda and npu only; they run on the CPU (FSDP2) without pinned memory.",
         distribution="verl",
         versions=_VERSIONS,
         sources=(),

@@ -55,9 +55,24 @@ def _build_policy(original: Any, module: ModuleType) -> Any:
 def _build_statistic(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def agg_loss(loss_mat: Any, loss_mask: Any, loss_agg_mode: str, **info: Any) -> Any:
-        # Entropy and KL carry no advantage, hence no prompt weight: report their token mean. The start-up check
-        # refuses prompt-mean together with a coefficient that would put them into the loss.
+        # A metric, no part of the loss: rows have no weights here.
         return original(loss_mat, loss_mask, "token-mean" if loss_agg_mode == PROMPT_MEAN else loss_agg_mode, **info)
+
+    return agg_loss
+
+
+def _build_term(original: Any, module: ModuleType) -> Any:
+    from scalerl_verl.plugins.term_weights import current_weights
+
+    statistic = _build_statistic(original, module)
+
+    @functools.wraps(original)
+    def agg_loss(loss_mat: Any, loss_mask: Any, loss_agg_mode: str, **info: Any) -> Any:
+        weights_B = current_weights()
+        if weights_B is None:
+            return statistic(loss_mat, loss_mask, loss_agg_mode, **info)
+        mode = _EQUIVALENT if loss_agg_mode == PROMPT_MEAN else loss_agg_mode
+        return original(loss_mat * weights_B[:, None].to(loss_mat), loss_mask, mode, **info)
 
     return agg_loss
 
@@ -104,9 +119,9 @@ SPECS = (
         name="verl.prompt_mean.worker_statistics",
         module="verl.workers.utils.losses",
         target="agg_loss",
-        build=_build_statistic,
+        build=_build_term,
         kind="wrap",
-        why="Entropy and KL of the actor step are aggregated with the same mode but carry no prompt weight.",
+        why="Entropy and KL of the actor step have no advantage to carry the weights of rows.",
         distribution="verl",
         versions=_VERSIONS,
         sources=(),

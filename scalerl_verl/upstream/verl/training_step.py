@@ -18,7 +18,9 @@ def _build_step(original: Any, module: ModuleType) -> Any:
         from scalerl_verl.plugins.compute import count_batch
         from scalerl_verl.plugins.curriculum import find_sampler, record_visits
         from scalerl_verl.plugins.length_step import record_lengths, watches_lengths
+        from scalerl_verl.plugins.loss_terms import WEIGHTED, active_terms
         from scalerl_verl.plugins.reward_shaping import read_shapings
+        from scalerl_verl.plugins.term_weights import write_weights
         from scalerl_verl.plugins.training_step import advantage_step
 
         sampler = find_sampler(self)
@@ -32,6 +34,8 @@ def _build_step(original: Any, module: ModuleType) -> Any:
             if step.shapings:
                 step.max_response_length = int(self.config.data.max_response_length)
             result = original(self, batch, metrics)
+        if step.weights_B is not None and active_terms(self.config, WEIGHTED):
+            result = write_weights(result, step.weights_B)
         step.count_outcomes()
         if sampler is not None:
             record_visits(sampler, batch, step)
@@ -85,6 +89,7 @@ def _build_update(original: Any, module: ModuleType) -> Any:
 
 def _build_metrics(original: Any, module: ModuleType) -> Any:
     from scalerl_verl.plugins.algorithms import measure_mismatch, metric_aggregations
+    from scalerl_verl.plugins.term_weights import weights_of
     from scalerl_verl.plugins.unmasked import select_unmasked
 
     aggregations = metric_aggregations()
@@ -92,7 +97,8 @@ def _build_metrics(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
         model_output, data = select_unmasked(model_output, data)
-        loss, metrics = original(config, model_output, data, dp_group)
+        with weights_of(data):
+            loss, metrics = original(config, model_output, data, dp_group)
         measured = measure_mismatch(config, model_output, data, metrics)
         metrics.update(module.Metric.from_dict(measured, aggregation=module.AggregationType.MEAN))
         for name, how in aggregations.items():

@@ -38,6 +38,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from scalerl_verl.plugins.algorithms import estimate_advantages
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
+from scalerl_verl.plugins.term_weights import FIELD
 from scalerl_verl.plugins.training_step import advantage_step
 from tests.unit.plugins.rank_updates import write_updates
 
@@ -56,7 +57,10 @@ LOSSES: dict[str, dict[str, Any]] = {
     "cap": {},
     "range": {"token_mask_range": [0.5, 2.0]},
     "sequence": {"sequence_truncation": "product"},
+    "terms": {},
 }
+TERMS = {"use_kl_loss": True, "kl_loss_type": "mse", "kl_loss_coef": 0.3, "entropy_coeff": 0.2}
+"""Beside the policy loss in the loss called terms; "mse" is half the square of the log-probs' difference."""
 ORDERS = {
     "in order": [0, 1, 2, 3, 4, 5, 6, 7],
     "groups apart": [6, 0, 4, 3, 2, 7, 1, 5],
@@ -79,11 +83,12 @@ def make_batch(vocab_size: int, num_rows: int) -> dict[str, Any]:
     rewards_BT[torch.arange(num_rows), torch.tensor(lengths) - 1] = torch.tensor(REWARDS + [7.0] * num_padding)
     uids = np.array(UIDS + ["pad"] * num_padding, dtype=object)
     actor = SimpleNamespace(loss_agg_mode="prompt-mean")
-    with advantage_step(SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor)), {}):
+    with advantage_step(SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor)), {}) as step:
         advantages_BT, _ = estimate_advantages(rewards_BT, mask_BT, uids, OmegaConf.create({"scalerl": {}}))
     advantages = [row[:n] for row, n in zip(advantages_BT, lengths, strict=True)]
     masks = [row[:n].long() for row, n in zip(mask_BT, lengths, strict=True)]
-    return {"tokens": tokens, "logp": logp, "advantages": advantages, "masks": masks}
+    weights = [torch.full((n,), float(w)) for n, w in zip(lengths, step.weights_B, strict=True)]
+    return {"tokens": tokens, "logp": logp, "advantages": advantages, "masks": masks, "weights": weights}
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -104,10 +109,18 @@ def make_data(batch: dict[str, Any], rows: list[int], split: dict[str, Any]) -> 
             "loss_mask": nested(masks),
             "old_log_probs": nested([batch["logp"][i] for i in rows]),
             "advantages": nested([batch["advantages"][i] for i in rows]),
+            "ref_log_prob": nested([batch["logp"][i] for i in rows]),
+            FIELD: nested([batch["weights"][i] for i in rows]),
         },
         batch_size=len(rows),
     )
-    settings = {"global_batch_size": len(batch["tokens"]), "temperature": 1.0, "use_remove_padding": False, **split}
+    settings = {
+        "calculate_entropy": True,
+        "global_batch_size": len(batch["tokens"]),
+        "temperature": 1.0,
+        "use_remove_padding": False,
+        **split,
+    }
     tu.assign_non_tensor(data, **settings)
     return data
 
@@ -139,12 +152,13 @@ def make_engine(model_path: str, precision: str) -> Any:
     return engine
 
 
-def gradient(engine: Any, data: TensorDict, options: dict[str, Any]) -> np.ndarray:
+def gradient(engine: Any, data: TensorDict, options: dict[str, Any], terms: dict[str, Any]) -> np.ndarray:
     """Flat gradient of one mini-batch, by verl's own forward_backward_batch and ppo_loss."""
     config = FSDPActorConfig(
         rollout_n=2,
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode="prompt-mean",
+        **terms,
         policy_loss=ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=2.0, **options),
     )
     engine.optimizer_zero_grad()
@@ -170,7 +184,8 @@ def main() -> None:
             for split_name, split in SPLITS.items():
                 for loss_name, options in LOSSES.items():
                     name = f"{precision}|{loss_name}|{order_name}|{split_name}"
-                    found[name] = gradient(engine, make_data(batch, rows, split), options)
+                    terms = TERMS if loss_name == "terms" else {}
+                    found[name] = gradient(engine, make_data(batch, rows, split), options, terms)
     if rank == 0:
         np.savez(folder / f"gradients-{world}.npz", **found)
         batch = make_batch(engine.model_config.hf_config.vocab_size, len(UIDS))

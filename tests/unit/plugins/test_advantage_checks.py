@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -97,41 +98,25 @@ REFUSALS: dict[str, Refusal] = {
         {f"{ROLLOUT}.n": 4, "algorithm.rollout_correction.rollout_rs": "token_k1"},
         ["algorithm.rollout_correction.rollout_rs"],
     ),
-    "entropy bonus": ("recipe", {f"{ACTOR}.entropy_coeff": 0.01}, [f"{ACTOR}.entropy_coeff=0.01", "entropy_coeff=0"]),
-    "KL loss": ("recipe", {f"{ACTOR}.use_kl_loss": True}, [f"{ACTOR}.use_kl_loss=True", "use_kl_loss=False"]),
     "distillation": ("recipe", {"distillation.enabled": True}, ["distillation.enabled=True", "prompt-mean"]),
-    "KL loss over dropped prompts": (
+    "distillation over dropped prompts": (
         "advantage",
-        {f"{ROLLOUT}.n": 4, f"{ACTOR}.use_kl_loss": True},
-        [f"{ACTOR}.use_kl_loss=True", "set algorithm.scalerl.zero_variance=keep, or use_kl_loss=False"],
+        {f"{ROLLOUT}.n": 4, "distillation.enabled": True},
+        ["distillation.enabled=True", "set algorithm.scalerl.zero_variance=keep, or distillation.enabled=False"],
     ),
-    "entropy bonus over dropped prompts": (
-        "recipe",
-        {f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.entropy_coeff": 0.01},
-        [f"{ACTOR}.entropy_coeff=0.01", "set algorithm.scalerl.zero_variance=keep, or entropy_coeff=0"],
-    ),
-    "KL loss over truncated responses that are left out": (
+    "distillation over truncated responses that are left out": (
         "[sampling_ratio,advantage]",
         {
             f"{ROLLOUT}.n": 4,
             "algorithm.scalerl.zero_variance": "keep",
             "algorithm.scalerl.reward_shaping": {"exclude_truncated": {}},
-            f"{ACTOR}.use_kl_loss": True,
+            "distillation.enabled": True,
         },
         [
-            f"{ACTOR}.use_kl_loss=True with algorithm.scalerl.reward_shaping.exclude_truncated",
-            "set use_kl_loss=False, or delete the shaping (~algorithm.scalerl.reward_shaping.exclude_truncated)",
+            "distillation.enabled=True with algorithm.scalerl.reward_shaping.exclude_truncated",
+            "set distillation.enabled=False, or delete the shaping "
+            "(~algorithm.scalerl.reward_shaping.exclude_truncated)",
         ],
-    ),
-    "entropy bonus over truncated responses that are left out": (
-        "recipe",
-        {
-            f"{ACTOR}.loss_agg_mode": "token-mean",
-            "algorithm.scalerl.zero_variance": "keep",
-            "algorithm.scalerl.reward_shaping": {"exclude_truncated": {}},
-            f"{ACTOR}.entropy_coeff": 0.01,
-        },
-        [f"{ACTOR}.entropy_coeff=0.01 with algorithm.scalerl.reward_shaping.exclude_truncated"],
     ),
     "rejection in verl's bypass loss after the trainer has counted": (
         "[sampling_ratio,advantage]",
@@ -181,6 +166,18 @@ class Bonus(reward_shaping.RewardShaping):
 @pytest.mark.parametrize("fault", REFUSALS)
 def test_contradiction_is_refused_with_its_key(fault: str) -> None:
     check_refusal(*REFUSALS[fault])
+
+
+@pytest.mark.parametrize("presets", ["recipe", "[recipe,pipeline]", "dapo", "ppo_off_policy"])
+@pytest.mark.parametrize("shapings", [{}, {"exclude_truncated": {}}])
+def test_kl_loss_and_entropy_compose_with_prompt_averages_and_what_leaves_responses_out(
+    presets: str, shapings: dict[str, Any]
+) -> None:
+    terms = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.entropy_coeff": 0.01}
+    plain = find_problems(changed(presets, {}))
+    if presets != "dapo":
+        terms["algorithm.scalerl.reward_shaping"] = shapings
+    assert find_problems(changed(presets, terms)) == plain
 
 
 def test_sapo_is_fine_with_the_mode_it_uses() -> None:

@@ -314,12 +314,12 @@ def test_all_problems_are_listed_at_once(only_config_checks: list[str]) -> None:
         "algorithm.scalerl.zero_variance": "y",
         f"{ROLLOUT}.n": 1,
         f"{ROLLOUT}.top_p": 0.9,
-        f"{ACTOR}.entropy_coeff": 0.5,
+        "distillation.enabled": True,
     }
     with pytest.raises(ScaleRLConfigError) as error:
         startup.prepare_run(changed("recipe", changes))
     assert len(error.value.problems) == 5
-    for key in ("adv_norm", "zero_variance", f"{ROLLOUT}.n", f"{ROLLOUT}.top_p", f"{ACTOR}.entropy_coeff"):
+    for key in ("adv_norm", "zero_variance", f"{ROLLOUT}.n", f"{ROLLOUT}.top_p", "distillation.enabled"):
         assert sum(key in problem.split(":")[0] for problem in error.value.problems) == 1, key
     assert "5. " in str(error.value)
     assert only_config_checks == [], "a refused run must not be activated"
