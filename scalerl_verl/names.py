@@ -103,6 +103,11 @@ def select(config: Any, path: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
+def only_validates(config: Any) -> bool:
+    """Whether a run ends after verl's validation before training: it is no attempt at the run in its folder."""
+    return bool(select(config, "trainer.val_only") and select(config, "trainer.val_before_train", True))
+
+
 def _peek(config: Any, path: str) -> Any:
     """`select`, or None where the way there is no section or refers to what is not there: both are reported apart."""
     from omegaconf.errors import OmegaConfBaseException

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from scalerl_verl.errors import PatchError, RewardError
 from scalerl_verl.json_lines import append_line, replace_file, split_lines
-from scalerl_verl.names import asked_names, select
+from scalerl_verl.names import asked_names, only_validates, select
 from scalerl_verl.plugins.bookkeeping import bookkeeping
 from scalerl_verl.plugins.passing import judge, read_pass_rule
 from scalerl_verl.plugins.step_log import StepLog
@@ -53,10 +53,7 @@ class RunLedger:
         self.before_validation: dict[str, float] | None = None
         self.prompts = ValidationPrompts()
         self.steps = StepLog(self.log_path.parent)
-        # Such a run is no attempt at the one whose folder it is started in: the logs stay as they are.
-        self.only_validates = bool(
-            select(config, "trainer.val_only") and select(config, "trainer.val_before_train", True)
-        )
+        self.only_validates = only_validates(config)  # its logs stay as they are
         self.step_metrics: dict[str, Any] = {}
         self.samples: tuple[list[str], list[str], list[float]] | None = None
         self.num_failed = 0

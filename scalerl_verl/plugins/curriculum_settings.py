@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from scalerl_verl.config_numbers import number
 from scalerl_verl.curriculum import ResamplingRules
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import select
+from scalerl_verl.names import only_validates, select
 from scalerl_verl.plugins.group_size_checks import asks_for_sizes
 
 SECTION = "data.sampler"
@@ -124,7 +124,7 @@ def complete(config: DictConfig) -> None:
     defaults = {
         "min_prompts": batch,
         "min_responses": half_a_group,
-        "log_file": os.path.join(folder, LOG_NAME),
+        "log_file": None if only_validates(config) else os.path.join(folder, LOG_NAME),
     }
     with open_dict(config):
         for key, value in defaults.items():

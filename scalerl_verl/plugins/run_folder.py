@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from scalerl_verl.names import select
+from scalerl_verl.names import only_validates, select
 from scalerl_verl.plugins.curriculum_settings import asks_for_curriculum
 
 KEY = "trainer.default_local_dir"
@@ -28,7 +28,7 @@ def find_problems(config: DictConfig, is_own_ray: bool) -> Iterator[str]:
             directory, so what a relative path means there is not known here.
     """
     folder = select(config, KEY)
-    if folder is not None:
+    if folder is not None and not only_validates(config):  # the checkpoint may be somebody else's
         yield from _find_problem(f"{KEY}={folder}", str(folder), "it holds checkpoints and the compute log", is_own_ray)
     log_file = select(config, _LOG_FILE)
     if log_file is not None and asks_for_curriculum(config):

@@ -14,7 +14,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.plugins import run_folder
-from scalerl_verl.plugins.curriculum_settings import CLASS_PATH
+from scalerl_verl.plugins.curriculum_settings import CLASS_PATH, complete
 from scalerl_verl.plugins.machine_checks import find_problems
 from tests.unit.plugins.test_machine_checks import config, roomy_machine  # noqa: F401 - fixtures
 
@@ -89,3 +89,19 @@ def test_the_look_leaves_nothing_behind(config: DictConfig, tmp_path: Path) -> N
     assert sorted(os.listdir(tmp_path)) == before
     (tmp_path / "a").mkdir()
     assert problems_with(config, str(tmp_path / "a")) == [] and os.listdir(tmp_path / "a") == []
+
+
+@pytest.mark.parametrize("before_training", [True, False])
+def test_checkpoints_of_a_folder_that_cannot_be_written_can_be_validated(
+    before_training: bool,
+    config: DictConfig,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Fault: a validation of somebody else's checkpoint was refused, though it writes nothing there."""
+    folder = file_in_place(tmp_path)
+    changes = {"trainer.val_only": True, "trainer.val_before_train": before_training, run_folder.KEY: folder}
+    for key, value in {**changes, "data.sampler.class_path": CLASS_PATH}.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    assert len(find_problems(config)) == (not before_training), "verl trains if it does not validate before training"
+    complete(config)
+    assert config.data.sampler.log_file == (None if before_training else f"{folder}/curriculum.jsonl")
