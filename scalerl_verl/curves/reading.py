@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalerl_verl.curves import formats
-from scalerl_verl.curves.segments import ReadError, RunLog, Segment, join, split_attempts
+from scalerl_verl.curves.segments import STEPS_FILE, ReadError, RunLog, Segment, join, split_attempts
 
 TABLES = (".csv", ".parquet", ".pq")
-STEPS_FILE = "scalerl_steps.jsonl"
-"""Written beside the checkpoints, over all attempts at a run."""
 
 
 def read_run(paths: Sequence[str | Path], name: str | None = None) -> RunLog:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from scalerl_verl.errors import ScaleRLError
 from scalerl_verl.scaling.steps import find_missing, name_steps
 
+STEPS_FILE = "scalerl_steps.jsonl"
+"""Written beside the checkpoints, over all attempts at a run."""
 Steps = dict[int, dict[str, float]]
 
 
@@ -47,10 +50,15 @@ class RunLog:
         missing = [] if self.is_table else find_missing(self.steps)
         if not missing:
             return None
+        said = f"{self.name} logs steps up to {max(self.steps)} without {name_steps(missing)}: "
+        if STEPS_FILE in [Path(source).name for source in self.sources]:
+            return (
+                f"{said}{STEPS_FILE} has no rows of them (older versions wrote none). If another log has, such as that "
+                f"of verl's file logger, give both files to --join"
+            )
         return (
-            f"{self.name} logs steps up to {max(self.steps)} without {name_steps(missing)}: a run that was killed and "
-            "resumed loses steps in verl's logs. scalerl_steps.jsonl beside the checkpoints has those of all attempts; "
-            "several logs of a run are joined by --join"
+            f"{said}a run that was killed and resumed loses steps in verl's logs. {STEPS_FILE} beside the checkpoints "
+            "has those of all attempts; several logs of a run are joined by --join"
         )
 
     def series(self, name: str) -> dict[int, float]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scalerl_verl.curves.reading import STEPS_FILE
+from scalerl_verl.curves.segments import STEPS_FILE
 from scalerl_verl.json_lines import append_line, replace_file, set_aside
 from scalerl_verl.plugins.bookkeeping import bookkeeping
 from scalerl_verl.scaling.steps import name_steps

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalerl_verl.curves.reading import STEPS_FILE
+from scalerl_verl.curves.segments import STEPS_FILE
 from scalerl_verl.json_lines import read_records
 from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, last_step, launch_verl, make_assets, title_of
 from tests.e2e.pipeline_data import read_responses

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scalerl_verl.curriculum import DroppedPrompt, EpochChange, ResamplingRules
-from scalerl_verl.curves.reading import STEPS_FILE
+from scalerl_verl.curves.segments import STEPS_FILE
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.plugins import bookkeeping, compute, length_step, status, step_log
 from scalerl_verl.plugins.drop_list import DropList

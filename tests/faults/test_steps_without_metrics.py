@@ -285,6 +285,14 @@ def test_fit_names_the_steps_that_a_log_lacks(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     main(["fit", str(tmp_path), "--x", "steps", "--y", "score"])
     assert "logs steps up to 24 without 7, 9 to 10:" in capsys.readouterr().err
+    (tmp_path / step_log.STEPS_FILE).write_text("\n".join(lines[8:]) + "\n")
+    main(["fit", str(tmp_path), "--x", "steps", "--y", "score"])
+    said = capsys.readouterr().err
+    assert "logs steps up to 24 without 1 to 11: scalerl_steps.jsonl has no rows of them" in said
+    assert "beside the checkpoints has those" not in said, "it is the file that was read"
+    both = [str(tmp_path / name) for name in ("metrics.jsonl", step_log.STEPS_FILE)]
+    main(["fit", "--join", *both, "--x", "steps", "--y", "score"])
+    assert "logs steps up to 24 without 7, 9 to 10:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
