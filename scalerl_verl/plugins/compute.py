@@ -25,7 +25,7 @@ from scalerl_verl.plugins.step_log import StepLog
 from scalerl_verl.plugins.training_step import AdvantageStep
 from scalerl_verl.plugins.validation_prompts import ValidationPrompts
 from scalerl_verl.scaling.forecast import forecast_metrics
-from scalerl_verl.scaling.ledger import ComputeLedger, ValidationPoint
+from scalerl_verl.scaling.ledger import ComputeLedger, Totals, ValidationPoint
 from scalerl_verl.scaling.validation import measure_pass_rate
 from scalerl_verl.upstream.activation import PLATFORM_ENV
 
@@ -81,7 +81,7 @@ class RunLedger:
         if checkpoint_folder is not None:
             path = Path(checkpoint_folder) / STATE_FILE
             if path.exists():
-                state = json.loads(path.read_text(encoding="utf-8"))
+                state = _read_state(path)
             else:
                 logger.warning(
                     "%s has no %s: it was saved without scalerl_verl. scalerl/compute/ counts from here and lacks what "
@@ -115,6 +115,18 @@ class RunLedger:
             self._flops = find_flops_counter(self.config)
             self._flops_known = self._flops is not None
         return self._flops(list(seqlens)) if self._flops_known else None
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        Totals.from_dict(state["totals"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} holds no count of compute ({type(error).__name__}: {error}): restore the file, or delete it to "
+            "count from this checkpoint on"
+        ) from error
+    return state
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

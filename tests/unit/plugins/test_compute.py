@@ -233,6 +233,17 @@ def test_checkpoint_without_a_ledger_says_that_the_count_is_short(tmp_path, capl
     assert metrics["scalerl/compute/generated_tokens"] == 15 and metrics["scalerl/compute/steps"] == 6
 
 
+@pytest.mark.parametrize("text", ["", '{"totals": {"ste', "[]", "{}", '{"totals": 3}', '{"totals": {"steps": 3}}'])
+def test_count_of_a_checkpoint_that_was_cut_or_is_another_file_is_named(text, tmp_path):
+    """Fault: a traceback of json that names no file."""
+    path = tmp_path / "checkpoints" / "global_step_5" / compute.STATE_FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("5")
+    with pytest.raises(ValueError, match=r"holds no count of compute .* restore the file, or delete it to count from"):
+        start(tmp_path)
+
+
 def test_run_without_our_names_has_no_ledger(tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     plain = {
