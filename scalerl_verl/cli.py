@@ -50,7 +50,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.command == "plan" and not any(text.startswith("-") for text in rest):
         arguments.overrides += rest
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join([text for text in rest if text.startswith('-')] or rest)}")
     return arguments
 
 

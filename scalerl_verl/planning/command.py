@@ -47,6 +47,8 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="recipe=NAME | OVERRIDE", help="a recipe's folder or preset; verl's overrides"
     )
+    parser.add_argument("-cp", "--config-path", metavar="DIR", help="absolute folder of a YAML of yours, as main_ppo's")
+    parser.add_argument("-cn", "--config-name", metavar="NAME", help="its name (default: verl's ppo_trainer)")
     parser.add_argument("--gpus", type=int, help="GPUs of the cluster (default: as many as the run takes)")
     parser.add_argument("--gpu-memory-gib", type=float, default=80.0, help="memory of one (default 80)")
     parser.add_argument("--node-memory-gib", type=float, help="host memory of a node (default: any amount)")
@@ -87,12 +89,13 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
     from scalerl_verl.planning.balance import DEVICES, Assumptions
     from scalerl_verl.planning.layout import GIB, read_layout
     from scalerl_verl.planning.plan import make_plan, with_gpus
-    from scalerl_verl.planning.resolve import compose_and_compare
+    from scalerl_verl.planning.resolve import Primary, compose_and_compare
     from scalerl_verl.plugins.preset_report import find_fixes
 
     _check_arguments(arguments, sorted(DEVICES))
     overrides, model_file = _resolve(arguments)
-    config, differences = compose_and_compare(overrides)
+    primary = Primary(arguments.config_path, arguments.config_name or Primary.name)
+    config, differences = compose_and_compare(overrides, primary)
     problems = _startup_problems(config)
     if problems:
         raise ScaleRLConfigError(problems)
@@ -156,6 +159,8 @@ def _resolve(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
         raise ScaleRLConfigError([f"recipe={names[1]}: one recipe at a time; presets combine as +scalerl=[a,b]"])
     if not names:
         return others, None
+    if arguments.config_name or arguments.config_path:
+        raise ScaleRLConfigError([f"recipe={names[0]} beside --config-name: give one of them"])
     recipe = find_recipe(names[0])
     return [*recipe.overrides, *others], recipe.model_file
 

@@ -58,17 +58,42 @@ def find_recipe(name: str) -> Recipe:
     )
 
 
+@dataclass(frozen=True)
+class Primary:
+    """The file that Hydra begins with: what `--config-path` and `--config-name` of a launch name.
+
+    Args:
+        folder: None: verl's own.
+        name: with or without `.yaml`.
+
+    Raises:
+        ScaleRLConfigError: a folder that is relative or does not exist.
+    """
+
+    folder: str | None = None
+    name: str = "ppo_trainer"
+
+    def __post_init__(self) -> None:
+        if self.folder is None:
+            return
+        if not Path(self.folder).is_absolute():  # Hydra would look for it below the folder of main_ppo.py
+            wanted = Path(self.folder).resolve()
+            raise ScaleRLConfigError([f"--config-path {self.folder}: give the absolute path, --config-path {wanted}"])
+        if not Path(self.folder).is_dir():
+            raise ScaleRLConfigError([f"--config-path {self.folder} is no folder: give the folder of your YAML"])
+
+
 def compose_run(overrides: Sequence[str]) -> DictConfig:
     """verl's config with overrides of Hydra's grammar.
 
     Raises:
         ScaleRLConfigError: what Hydra refuses.
     """
-    with _composed(overrides) as (config, _):
+    with _composed(overrides, Primary()) as (config, _):
         return config
 
 
-def compose_and_compare(overrides: Sequence[str]) -> tuple[DictConfig, list[Difference]]:
+def compose_and_compare(overrides: Sequence[str], primary: Primary = Primary()) -> tuple[DictConfig, list[Difference]]:
     """The same, and where it is not what its presets and files say.
 
     Raises:
@@ -76,21 +101,25 @@ def compose_and_compare(overrides: Sequence[str]) -> tuple[DictConfig, list[Diff
     """
     from scalerl_verl.plugins.preset_report import find_differences
 
-    with _composed(overrides) as (config, hydra):
+    with _composed(overrides, primary) as (config, hydra):
         return config, find_differences(config, hydra)
 
 
 @contextmanager
-def _composed(overrides: Sequence[str]) -> Iterator[tuple[DictConfig, DictConfig]]:
+def _composed(overrides: Sequence[str], primary: Primary) -> Iterator[tuple[DictConfig, DictConfig]]:
     """The config and Hydra's own section of it, while Hydra knows where its files are."""
     import verl  # noqa: F401 - loads the plugin, which puts our presets on Hydra's search path
-    from hydra import compose, initialize_config_module
+    from hydra import compose, initialize_config_dir, initialize_config_module
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    with initialize_config_module("verl.trainer.config", version_base=None):
+    if primary.folder is None:
+        search_path = initialize_config_module("verl.trainer.config", version_base=None)
+    else:
+        search_path = initialize_config_dir(primary.folder, version_base=None)
+    with search_path:
         try:
-            config = compose("ppo_trainer", overrides=list(overrides), return_hydra_config=True)
+            config = compose(primary.name, overrides=list(overrides), return_hydra_config=True)
         except (HydraException, OmegaConfBaseException, ValueError) as error:  # null for a section is a bare ValueError
             raise ScaleRLConfigError([f"the config cannot be composed: {error}"]) from error
         with open_dict(config):

@@ -217,6 +217,33 @@ def test_plan_notes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert note == f"{N}: 16 in the preset recipe, 8 in this run (command line)"
 
 
+def test_plan_takes_the_file_that_the_launch_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(FILE.replace("DEFAULTS", "ppo_trainer, {scalerl: recipe}, _self_"))
+    launch = ("--config-path", str(tmp_path), "--config-name", "mine")
+    model = ("actor_rollout_ref.model.path=Qwen/Qwen3-8B-Base", "data.max_response_length=14336")
+    yours = (*model, f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.name=vllm", f"{N}=8")
+    assert scalerl(["plan", *launch, *yours, "--json"]) in (0, 3)
+    lr, n = (note for note in json.loads(capsys.readouterr().out)["notes"] if "preset" in note)
+    assert lr == f"{LR}: 5e-07 in the preset recipe, 1e-06 in this run ({tmp_path}/mine.yaml)"
+    assert n == f"{N}: 16 in the preset recipe, 8 in this run (command line)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--config-path", "."), f"--config-path .: give the absolute path, --config-path {Path.cwd()}"),
+        (("--config-path", "/no/such"), "--config-path /no/such is no folder: give the folder of your YAML"),
+        (("--config-name", "mine", "recipe=grpo"), "recipe=grpo beside --config-name: give one of them"),
+    ],
+    ids=str,
+)
+def test_plan_of_no_file_says_what_to_give(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert scalerl(["plan", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
 @pytest.fixture
 def fresh_hydra() -> Iterator[None]:
     GlobalHydra.instance().clear()
