@@ -112,8 +112,8 @@ def find_differences(config: DictConfig, hydra: DictConfig) -> list[Difference]:
 def describe(differences: Sequence[Difference]) -> list[str]:
     """The report, line by line."""
     headings = {
-        "preset": "this run overrides values of its presets, and goes on:",
-        "file": "presets override values of your files, and the run goes on:",
+        "preset": "this run overrides values of its presets, which is allowed:",
+        "file": "presets override values of your files, which is allowed:",
     }
     lines = []
     for kind, heading in headings.items():

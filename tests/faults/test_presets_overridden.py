@@ -28,8 +28,8 @@ ALL_RECIPES = [f"+{path.parent.name}=config" for path in sorted(RECIPES.glob("*/
 RECIPES_ON_PATH = f"hydra.searchpath=['file://{RECIPES}']"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LR, N = f"{ACTOR}.optim.lr", f"{ROLLOUT}.n"
-OVERRIDDEN = "this run overrides values of its presets, and goes on:"
-LOST = "presets override values of your files, and the run goes on:"
+OVERRIDDEN = "this run overrides values of its presets, which is allowed:"
+LOST = "presets override values of your files, which is allowed:"
 FILE = f"""
 defaults: [DEFAULTS]
 hydra: {{searchpath: ["pkg://verl.trainer.config", "file://{RECIPES}"]}}
