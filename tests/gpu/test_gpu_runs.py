@@ -70,17 +70,25 @@ def test_plugin_changes_nothing_in_a_run_without_our_names(
     assert [text for text in later if "rollout_corr/" not in text and "rollout_probs_diff" not in text] == []
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
-def test_recipe_by_name_trains_on_a_gpu(tmp_path_factory: pytest.TempPathFactory, assets: Path, strategy: str) -> None:
-    """FSDP1, which runs on GPUs only, keeps the head's weight in a flat parameter."""
+@pytest.mark.parametrize(
+    ("strategy", "attention"), [("fsdp2", "sdpa"), ("fsdp", "sdpa"), ("fsdp2", "flash_attention_2")]
+)
+def test_recipe_by_name_trains_on_a_gpu(
+    tmp_path_factory: pytest.TempPathFactory, assets: Path, strategy: str, attention: str
+) -> None:
+    """FSDP1, which runs on GPUs only, keeps the head's weight in a flat parameter; flash-attn packs sequences."""
+    if attention == "flash_attention_2":
+        pytest.importorskip("flash_attn")
     overrides = (
         "+scalerl=recipe",
         f"actor_rollout_ref.actor.strategy={strategy}",
+        f"actor_rollout_ref.model.use_remove_padding={attention == 'flash_attention_2'}",
+        f"actor_rollout_ref.model.override_config.attn_implementation={attention}",
         "actor_rollout_ref.actor.optim.lr=1e-4",
         # Responses of 16 characters have no room for the phrase.
         "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",
     )
-    run = _launch(tmp_path_factory, f"recipe_{strategy}", assets, *overrides)
+    run = _launch(tmp_path_factory, f"recipe_{strategy}_{attention}", assets, *overrides)
     assert run.code == 0, run.tail()
     assert compare_updates(run.folder / "weights") == 3
     metrics = run.metrics[1]

@@ -54,6 +54,7 @@ class Case:
     """the head in float64 instead of ours, everything else alike"""
     entropy_coeff: float = 0.0
     world: int = 1
+    strategy: str = "fsdp2"
     sequence_parallel: int = 1
     pad_to_length: bool = False
     lora: bool = False
@@ -137,7 +138,7 @@ def make_engine(folder: Path, case: Case, **model_options: Any) -> Any:
     lora = {"lora_rank": 4, "lora_alpha": 8} if case.lora else {}
     engine = EngineRegistry.new(
         model_type="language_model",
-        backend="fsdp2",
+        backend=case.strategy,
         model_config=HFModelConfig(
             path=str(folder / case.model),
             load_tokenizer=False,
@@ -150,7 +151,7 @@ def make_engine(folder: Path, case: Case, **model_options: Any) -> Any:
             **model_options,
         ),
         engine_config=FSDPEngineConfig(
-            strategy="fsdp2",
+            strategy=case.strategy,
             model_dtype="fp32",
             mixed_precision=precision,
             use_torch_compile=False,
