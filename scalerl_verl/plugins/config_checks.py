@@ -23,7 +23,7 @@ from scalerl_verl.plugins import (
     transfer_checks,
 )
 from scalerl_verl.plugins.loss_terms import UNWEIGHTED, active_terms
-from scalerl_verl.plugins.machine_checks import cluster_address
+from scalerl_verl.plugins.machine_checks import cluster_address, num_devices
 from scalerl_verl.plugins.reward_shaping import make_reward_shapings, read_shapings
 from scalerl_verl.plugins.settings import AlgorithmSettings
 from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
@@ -280,7 +280,7 @@ def _cpu(config: DictConfig) -> Iterator[str]:
         given = OmegaConf.select(config, path)
         if given != value:
             yield f"{path}={given} with {PLATFORM_ENV}=cpu: {why}; set {path}={value} (+scalerl=cpu sets all of these)"
-    slots = _slots(config)
+    slots = num_devices(config)
     ray_slots = select(config, "ray_kwargs.ray_init.num_gpus")
     # A cluster that runs already has its own slots.
     joins = cluster_address(config) != "local"
@@ -289,17 +289,6 @@ def _cpu(config: DictConfig) -> Iterator[str]:
             f"ray_kwargs.ray_init.num_gpus={ray_slots}: on the CPU Ray's GPUs are logical slots and this run needs "
             f"{slots}; set +ray_kwargs.ray_init.num_gpus={slots}"
         )
-
-
-def _slots(config: DictConfig) -> int:
-    trainer = number(config, "trainer.nnodes") * number(config, "trainer.n_gpus_per_node")
-    if select(config, "trainer.v1.trainer_mode", "sync") in ("sync", "ppo_off_policy"):
-        return trainer
-    rollout_nodes, slots_a_node = (
-        select(config, f"{_ROLLOUT}.nnodes", 0),
-        select(config, f"{_ROLLOUT}.n_gpus_per_node", 0),
-    )
-    return trainer + int(rollout_nodes) * int(slots_a_node)
 
 
 _CHECKS: tuple[Check, ...] = (

@@ -13,11 +13,19 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
+from scalerl_verl.config_numbers import number
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import select
+from scalerl_verl.names import PPO_OFF_POLICY, TRAINER_MODE, select
 from scalerl_verl.planning.shapes import find_config
 from scalerl_verl.planning.transfer import BUCKET
-from scalerl_verl.plugins import context, group_size_checks, interruption_settings, run_folder, transfer_checks
+from scalerl_verl.plugins import (
+    context,
+    group_size_checks,
+    interruption_settings,
+    resume_checks,
+    run_folder,
+    transfer_checks,
+)
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.verl.weight_sync import sync_timeout_s
 
@@ -76,15 +84,63 @@ def find_problems(config: DictConfig) -> list[str]:
         problems += context.find_model_problems(config)
         problems += transfer_checks.find_model_problems(config)
         problems += run_folder.find_problems(config, is_own_ray=address == "local")
+        problems += resume_checks.find_problems(config, is_own_ray=address == "local")
     if address == "local":
-        problems += [*_ports(config), *_memory(config)]
+        problems += [*_devices(config), *_ports(config), *_memory(config)]
     return problems
 
 
 def cluster_address(config: DictConfig) -> str:
-    """``local`` for a Ray of the run's own, else the running one that the config or ``RAY_ADDRESS`` names."""
+    """``local`` for a Ray of the run's own, else the running one that the run joins.
+
+    The config or ``RAY_ADDRESS`` names it, or ``ray start`` left it running on this machine.
+    """
     given = str(select(config, f"{_RAY}.address", ""))
-    return (os.environ.get("RAY_ADDRESS") or given or "local") if given in ("", "auto") else given
+    if given not in ("", "auto"):
+        return given
+    return os.environ.get("RAY_ADDRESS") or _started_here(config) or given or "local"
+
+
+def _started_here(config: DictConfig) -> str:
+    """Address that ``ray start`` noted on this machine (see the docstring of `ray.init`); empty if there is none."""
+    folder = select(config, f"{_RAY}._temp_dir") or Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
+    try:
+        return (Path(str(folder)) / "ray_current_cluster").read_text().strip()
+    except OSError:
+        return ""
+
+
+def num_devices(config: DictConfig) -> int:
+    """Devices of trainer and generators together; they share them in synchronous modes."""
+    trainer = number(config, "trainer.nnodes") * number(config, "trainer.n_gpus_per_node")
+    if select(config, TRAINER_MODE, "sync") in ("sync", PPO_OFF_POLICY):
+        return trainer
+    rollout = "actor_rollout_ref.rollout"
+    return trainer + int(select(config, f"{rollout}.nnodes", 0)) * int(select(config, f"{rollout}.n_gpus_per_node", 0))
+
+
+def count_gpus() -> int | None:
+    """GPUs of this machine that Ray would find; None if it has accelerators of another kind."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    return torch.cuda.device_count() if accelerator is None or accelerator.type == "cuda" else None
+
+
+def _devices(config: DictConfig) -> Iterator[str]:
+    """Ray waits for devices that nobody has, without a word and without an end."""
+    needed, given = num_devices(config), select(config, f"{_RAY}.num_gpus")
+    if is_cpu_platform():
+        return  # Ray's GPUs are logical slots there
+    found = count_gpus() if given is None else int(given)
+    if found is not None and found < needed:
+        has = f"this machine has {found}" if given is None else f"{_RAY}.num_gpus={found}"
+        yield (
+            f"the run needs {needed} GPUs (trainer.nnodes x trainer.n_gpus_per_node, and those of rollout in "
+            f"asynchronous modes), but {has}, and the run starts a Ray of its own here: lower these keys, or start a "
+            "Ray cluster that has as many (ray start on each node) before the run; without a GPU set VERL_PLATFORM=cpu "
+            "and add the preset cpu"
+        )
 
 
 def _cluster(config: DictConfig, address: str) -> Iterator[str]:
@@ -94,7 +150,7 @@ def _cluster(config: DictConfig, address: str) -> Iterator[str]:
     ]
     if given and address != "local":
         shown = ", ".join(f"{_RAY}.{key}={select(config, f'{_RAY}.{key}')}" for key in given)
-        source = "" if select(config, f"{_RAY}.address") else " (RAY_ADDRESS)"
+        source = "" if select(config, f"{_RAY}.address") else " (from RAY_ADDRESS, or ray start)"
         yield (
             f"{shown}: sizes of a Ray that the run starts itself, but it joins the one at {address}{source}: set "
             f"+{_RAY}.address=local, or set {'these' if len(given) > 1 else 'this'} to null"

@@ -30,8 +30,9 @@ def write_parquet(path: Path, *columns: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def roomy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No CPU platform, and plenty of memory whatever else runs here."""
+    """No CPU platform, eight GPUs and plenty of memory whatever else runs here."""
     monkeypatch.setenv(PLATFORM_ENV, "")
+    monkeypatch.setattr(machine_checks, "count_gpus", lambda: 8)
     set_memory(monkeypatch, 100.0)
     set_shm(monkeypatch, 100.0)
 
@@ -64,6 +65,7 @@ def config(tmp_path: Path) -> DictConfig:
             "data": {"train_files": str(data), "val_files": [str(data)], "prompt_key": "prompt"},
             "reward": {"custom_reward_function": {"path": str(reward)}, "reward_model": {"enable": False}},
             "ray_kwargs": {"ray_init": {}},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": 8},
             "transfer_queue": {"metrics": {"enabled": False}},
         }
     )
