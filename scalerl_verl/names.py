@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -223,6 +223,11 @@ def _holds_section(value: str, path: str, section: str) -> bool:
     return any(key.startswith(SECTIONS[section]) for key in keys)
 
 
+def _meant(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def read_section(cls: type[Settings], name: str, section: Mapping[str, Any] | None) -> Settings:
     """Build a dataclass of settings from a config section (or its absence).
 
@@ -237,7 +242,7 @@ def read_section(cls: type[Settings], name: str, section: Mapping[str, Any] | No
     given = dict(section or {})
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     unknown = sorted(set(map(str, given)) - set(known))
-    problems = [f"{name}.{key} does not exist: the keys are {', '.join(known)}" for key in unknown]
+    problems = [f"{name}.{key} does not exist: the keys are {', '.join(known)}{_meant(key, known)}" for key in unknown]
     try:
         settings = cls(**{key: value for key, value in given.items() if key in known})
     except ScaleRLConfigError as error:

@@ -19,7 +19,7 @@ def problems_of(config: DictConfig, mode: Any, path: Any) -> list[str]:  # noqa:
     return find_problems(config)
 
 
-@pytest.mark.parametrize("name", [None, "", "run", "global_step_", "global_step_x", "global_step_5/actor", "global_step_5/"])
+@pytest.mark.parametrize("name", [None, "", "run", "global_step_x", "global_step_5/actor", "global_step_5/"])
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
 def test_path_that_names_no_step_is_refused(
     monkeypatch: pytest.MonkeyPatch,
