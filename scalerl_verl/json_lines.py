@@ -66,10 +66,16 @@ def append_line(path: Path, line: bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def read_lines(path: Path) -> list[bytes]:
+    """The lines of a file as they are, each with its end; the last may have none."""
+    *whole, rest = path.read_bytes().split(b"\n")
+    return [line + b"\n" for line in whole] + ([rest] if rest else [])
+
+
 def set_aside(path: Path, goes: Callable[[bytes], bool]) -> list[bytes]:
     """Move the lines of a file for which ``goes`` is true to ``<name>.superseded``; returns those that stay."""
     # In bytes, for a text also ends a line at U+0085 and others that JSON leaves as they are.
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = read_lines(path)
     gone = [line for line in lines if goes(line)]
     stay = [line for line in lines if not goes(line)]
     if gone:

@@ -105,7 +105,7 @@ def _started_here(config: DictConfig) -> str:
     """Address that ``ray start`` noted on this machine (see the docstring of `ray.init`); empty if there is none."""
     folder = select(config, f"{_RAY}._temp_dir") or Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     try:
-        return (Path(str(folder)) / "ray_current_cluster").read_text().strip()
+        return (Path(str(folder)) / "ray_current_cluster").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

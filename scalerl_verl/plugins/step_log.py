@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_verl.curves.segments import STEPS_FILE
-from scalerl_verl.json_lines import append_line, replace_file, set_aside
+from scalerl_verl.json_lines import append_line, read_lines, replace_file, set_aside
 from scalerl_verl.plugins.bookkeeping import bookkeeping
 from scalerl_verl.scaling.steps import name_steps
 
@@ -67,7 +67,7 @@ class StepLog:
 
     def _adopt(self, other: Path, step: int) -> None:
         """The run that the checkpoint comes from trained its steps, whatever this folder has of the same numbers."""
-        theirs = [line for line in other.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+        theirs = [line for line in read_lines(other) if _step_of(line) <= step]
         if self.path.exists():
             set_aside(self.path, lambda line: line not in theirs)
         replace_file(self.path, b"".join(theirs))
@@ -113,7 +113,7 @@ class StepLog:
 
     def _write(self, step: int, data: dict[str, Any]) -> None:
         if step == self._last:
-            lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+            lines = read_lines(self.path) if self.path.exists() else []
             data = {**data, **(json.loads(lines[-1])["data"] if lines else {})}
             replace_file(self.path, b"".join([*lines[:-1], _encode(step, data) + b"\n"]))
         else:
