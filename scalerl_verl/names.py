@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -101,6 +101,16 @@ def select(config: Any, path: str, default: Any = None) -> Any:
     except ConfigTypeError:  # a list where a section is meant
         return default
     return default if value is None else value
+
+
+def select_list(config: Any, path: str) -> list[str]:
+    """Values of a key that takes one or a list of them, such as file names; empty if it is missing or null."""
+    from omegaconf import ListConfig
+
+    value = select(config, path)
+    if value is None:
+        return []
+    return [str(item) for item in value] if isinstance(value, list | tuple | ListConfig) else [str(value)]
 
 
 def only_validates(config: Any) -> bool:
@@ -223,9 +233,14 @@ def _holds_section(value: str, path: str, section: str) -> bool:
     return any(key.startswith(SECTIONS[section]) for key in keys)
 
 
-def _meant(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+def unknown_keys(section: str, given: Iterable[Any], known: Collection[str]) -> list[str]:
+    """What to say of keys of a section that do not exist, a line each; the one that was probably meant is named."""
+    problems = []
+    for key in sorted(set(map(str, given)) - set(known)):
+        near = difflib.get_close_matches(key, known, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        problems.append(f"{section}.{key} does not exist: the keys are {', '.join(known)}{meant}")
+    return problems
 
 
 def read_section(cls: type[Settings], name: str, section: Mapping[str, Any] | None) -> Settings:
@@ -241,8 +256,7 @@ def read_section(cls: type[Settings], name: str, section: Mapping[str, Any] | No
     """
     given = dict(section or {})
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    unknown = sorted(set(map(str, given)) - set(known))
-    problems = [f"{name}.{key} does not exist: the keys are {', '.join(known)}{_meant(key, known)}" for key in unknown]
+    problems = unknown_keys(name, given, known)
     try:
         settings = cls(**{key: value for key, value in given.items() if key in known})
     except ScaleRLConfigError as error:

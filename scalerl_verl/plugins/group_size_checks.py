@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
-from scalerl_verl.names import ADV_ESTIMATOR, ESTIMATOR, select
+from scalerl_verl.names import ADV_ESTIMATOR, ESTIMATOR, select, select_list
 from scalerl_verl.pipeline.columns import ROLLOUT_N
 
 _MEANING = f"{ROLLOUT_N} is the number of responses to a prompt in place of actor_rollout_ref.rollout.n"
@@ -20,10 +20,9 @@ def asks_for_sizes(config: DictConfig) -> bool:
     import pyarrow
     import pyarrow.parquet
 
-    given = select(config, "data.train_files")
-    for path in given if isinstance(given, list | ListConfig) else [given]:
+    for path in select_list(config, "data.train_files"):
         with suppress(OSError, pyarrow.ArrowException):  # the checks of the data name it
-            if ROLLOUT_N in pyarrow.parquet.read_schema(Path(str(path)).expanduser()).names:
+            if ROLLOUT_N in pyarrow.parquet.read_schema(Path(path).expanduser()).names:
                 return True
     return False
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.config_numbers import number
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import select
+from scalerl_verl.names import select, unknown_keys
 from scalerl_verl.rollout.budgets import InterruptionSettings, resolve_budgets
 from scalerl_verl.rollout.lengths import AlarmSettings
 from scalerl_verl.rollout.markers import ThinkingScript
@@ -60,8 +60,7 @@ def _read(cls: Callable[..., _Settings], known: Collection[str], section: Any, p
     if not isinstance(section, Mapping | None):
         raise ScaleRLConfigError([f"{path}={section!r} must be a section of its keys"])
     given = dict(section or {})
-    unknown = sorted(str(key) for key in set(given) - set(known))
-    problems = [f"{path}.{key} does not exist: the keys are {', '.join(known)}" for key in unknown]
+    problems = unknown_keys(path, given, known)
     # Tuples, so that the settings can be hashed.
     values = {key: tuple(given[key]) if isinstance(given[key], list) else given[key] for key in known if key in given}
     try:

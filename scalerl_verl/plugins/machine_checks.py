@@ -9,13 +9,12 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
 from scalerl_verl.config_numbers import number
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import PPO_OFF_POLICY, TRAINER_MODE, select
+from scalerl_verl.names import PPO_OFF_POLICY, TRAINER_MODE, select, select_list
 from scalerl_verl.planning.shapes import find_config
 from scalerl_verl.planning.transfer import BUCKET
 from scalerl_verl.plugins import (
@@ -129,9 +128,9 @@ def count_gpus() -> int | None:
 
 def _devices(config: DictConfig) -> Iterator[str]:
     """Ray waits for devices that nobody has, without a word and without an end."""
-    needed, given = num_devices(config), select(config, f"{_RAY}.num_gpus")
     if is_cpu_platform():
         return  # Ray's GPUs are logical slots there
+    needed, given = num_devices(config), select(config, f"{_RAY}.num_gpus")
     found = count_gpus() if given is None else int(given)
     if found is not None and found < needed:
         has = f"this machine has {found}" if given is None else f"{_RAY}.num_gpus={found}"
@@ -195,17 +194,11 @@ def _model_config(key: str, path: str) -> Iterator[str]:
         yield from (f"{key}={path}: {problem}" for problem in error.problems)
 
 
-def _files(value: Any) -> list[str]:
-    if value is None:
-        return []
-    return [str(item) for item in value] if isinstance(value, (list, tuple, ListConfig)) else [str(value)]
-
-
 def _data(config: DictConfig) -> Iterator[str]:
     if select(config, "data.custom_cls.path"):
         return  # the class decides what a file is
     for key in ("data.train_files", "data.val_files"):
-        files = _files(select(config, key))
+        files = select_list(config, key)
         if not files:
             yield f"{key} is not set: give one or more parquet files"
         sound = []

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scalerl_verl.pipeline.columns import objects_of
+
 COLUMN = "scalerl_prompt_id"
 _CHUNK_ROWS = 1024
 _MEDIA_KEYS = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
@@ -160,9 +162,7 @@ def read_column(batch: Any) -> list[str] | None:
     data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[COLUMN])
     if COLUMN not in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
         return None
-    column = data[COLUMN]
-    values = column.tolist() if hasattr(column, "tolist") else list(column)
-    return [str(getattr(value, "data", value)) for value in values]
+    return [str(value) for value in objects_of(data[COLUMN])]
 
 
 def _is_readable(dataframe: Any) -> bool:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.advantages import Sessions
 from scalerl_verl.advantages.reward_shaping import Responses, RewardShaping, make_reward_shapings, shape_rewards
+from scalerl_verl.pipeline.columns import objects_of
 from scalerl_verl.plugins.context import is_at_limit
 from scalerl_verl.plugins.rows import count_tokens, sum_rows
 from scalerl_verl.rollout import length_penalty  # registers length_penalty and exclude_truncated
@@ -133,7 +134,4 @@ def read_extra_fields(batch: Any) -> list[Mapping[str, Any]]:
     data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])
     if name not in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
         return [{}] * len(batch.keys)
-    column = data[name]
-    values = column.tolist() if hasattr(column, "tolist") else list(column)
-    values = [getattr(value, "data", value) for value in values]
-    return [value if isinstance(value, Mapping) else {} for value in values]
+    return [value if isinstance(value, Mapping) else {} for value in objects_of(data[name])]

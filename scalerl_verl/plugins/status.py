@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_verl import __version__
+from scalerl_verl.json_lines import replace_file
 from scalerl_verl.plugins.bookkeeping import bookkeeping
 from scalerl_verl.upstream.activation import STATUS_DIR_ENV, is_active, is_cpu_platform
 from scalerl_verl.upstream.registry import states
@@ -58,10 +59,5 @@ def record(loaded_by: str | None = None) -> None:
     directory = os.environ.get(STATUS_DIR_ENV)
     if not directory:
         return
-    folder = Path(directory)
-    target = folder / f"{os.getpid()}.json"
-    scratch = target.with_suffix(".tmp")
     with bookkeeping(f"{STATUS_DIR_ENV}={directory}", "scalerl doctor --run-dir will not know this process"):
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(process_status(), indent=1), encoding="utf-8")
-        scratch.replace(target)
+        replace_file(Path(directory) / f"{os.getpid()}.json", json.dumps(process_status(), indent=1).encode())

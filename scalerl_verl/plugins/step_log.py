@@ -81,11 +81,8 @@ class StepLog:
     def _take_from(self, path: Path, step: int) -> None:
         try:
             row = json.loads(path.read_bytes())
-        except (
-            OSError,
-            ValueError,
-        ):  # saved by an earlier version, or without scalerl_verl: the step is named as missing
-            return
+        except (OSError, ValueError):
+            return  # saved by an earlier version, or without scalerl_verl: the step is named as missing
         logger.warning(
             "Step %d was trained and saved, and the run ended before the step was logged. %s has what was known of it "
             "before the checkpoint; no tracker has the step, nor a validation of it: trainer.val_before_train=True "

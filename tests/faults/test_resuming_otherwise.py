@@ -193,14 +193,20 @@ def test_run_goes_on_with_other_settings_and_no_prompt_is_lost(
     run.assert_nothing_lost()
 
 
-def test_prompts_without_room_wait_through_another_resumption_and_train_before_fresh_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def run_with_prompts_that_wait(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Resumed with a smaller k and batch, which have no room for what the checkpoint holds."""
     run = Run(monkeypatch, k=8, batch=4, n=1)
     run.train(3)
     run.start(k=0, batch=2, n=1)
     run.train(2)
     assert len(run.trainer.replay_buffer._find_waiting()) > 20
+    return run
+
+
+def test_prompts_without_room_wait_through_another_resumption_and_train_before_fresh_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = run_with_prompts_that_wait(monkeypatch)
     run.start(k=1, batch=3, n=1)
     num_drawn = run.num_drawn
     run.train((num_drawn - len(run.trained)) // 3)
@@ -242,11 +248,7 @@ def test_prompts_that_wait_are_started_by_the_mode_that_resumes_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """Fault: they stay in the queue of verl's asynchronous modes for ever, and no batch has them."""
-    run = Run(monkeypatch, k=8, batch=4, n=1)
-    run.train(3)
-    run.start(k=0, batch=2, n=1)
-    run.train(2)
-    assert len(run.trainer.replay_buffer._find_waiting()) > 20
+    run = run_with_prompts_that_wait(monkeypatch)
     run.under_way.clear()
     trainer = load_in("separate_async", run, tmp_path)
     prompts = [uid for uid in run.queue.tags if "_" not in uid]

@@ -29,9 +29,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import (
     FSDPActorConfig,
-    FSDPEngineConfig,
     FSDPOptimizerConfig,
-    HFModelConfig,
 )
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
@@ -40,7 +38,7 @@ from scalerl_verl.plugins.algorithms import estimate_advantages
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.plugins.term_weights import FIELD
 from scalerl_verl.plugins.training_step import advantage_step
-from tests.unit.plugins.rank_updates import write_updates
+from tests.unit.plugins.rank_updates import engine_config, model_config, write_updates
 
 PROMPT_TOKENS = 3
 UIDS = list("aabbccbb")
@@ -132,19 +130,11 @@ def allow_fp64() -> None:
 
 
 def make_engine(model_path: str, precision: str) -> Any:
-    mixed = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), precision)
     engine = EngineRegistry.new(
         model_type="language_model",
         backend="fsdp2",
-        model_config=HFModelConfig(
-            path=model_path,
-            use_remove_padding=False,
-            enable_gradient_checkpointing=False,
-            override_config={"attn_implementation": "eager"},
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy="fsdp2", model_dtype=precision, mixed_precision=mixed, use_torch_compile=False
-        ),
+        model_config=model_config(model_path),
+        engine_config=engine_config(precision),
         optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
         checkpoint_config=CheckpointConfig(),
     )

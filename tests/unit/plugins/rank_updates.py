@@ -103,19 +103,26 @@ def make_rows(keys: list[str], advantages_BT: torch.Tensor, lengths: dict[str, i
     return rows
 
 
+def model_config(path: str) -> HFModelConfig:
+    return HFModelConfig(
+        path=path,
+        use_remove_padding=False,
+        enable_gradient_checkpointing=False,
+        override_config={"attn_implementation": "eager"},
+    )
+
+
+def engine_config(precision: str) -> FSDPEngineConfig:
+    """Everything in one precision."""
+    mixed = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), precision)
+    return FSDPEngineConfig(strategy="fsdp2", model_dtype=precision, mixed_precision=mixed, use_torch_compile=False)
+
+
 def make_worker(model_path: str) -> TrainingWorker:
-    mixed = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp64")
     config = TrainingWorkerConfig(
         model_type="language_model",
-        model_config=HFModelConfig(
-            path=model_path,
-            use_remove_padding=False,
-            enable_gradient_checkpointing=False,
-            override_config={"attn_implementation": "eager"},
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy="fsdp2", model_dtype="fp64", mixed_precision=mixed, use_torch_compile=False
-        ),
+        model_config=model_config(model_path),
+        engine_config=engine_config("fp64"),
         # SGD shows the size of a gradient, which AdamW divides out.
         optimizer_config=FSDPOptimizerConfig(
             lr=0.3, optimizer="SGD", total_training_steps=UPDATES, clip_grad=1e9, override_optimizer_config={}
