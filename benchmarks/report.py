@@ -3,7 +3,7 @@
 
 python benchmarks/report.py           rewrite them
 python benchmarks/report.py --check   exit 1 if one is out of date
-python benchmarks/miniature_table.py  draw docs/evidence*.png anew
+python -m benchmarks.evidence.recipes  draw docs/evidence*.png anew
 """
 
 from __future__ import annotations
@@ -12,30 +12,22 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import baselines
-import command_table
-import evidence_off_policy
-import evidence_table
-import miniature_family
-import miniature_fits
-import miniature_groups
-import miniature_limits
-import miniature_notes
-import miniature_table
-import miniature_tokens
-import patch_table
-import reference
-from pipeline_table import pipeline_table, weight_update_table
-from rows import REPO, read_rows, versions_text
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is run as a script, too
+
+from benchmarks.evidence import family, fits, groups, limits, mismatch, notes, off_policy, recipes, tokens
+from benchmarks.pipeline.tables import pipeline_table, weight_update_table
+from benchmarks.reference import baselines, commands, keys, patches
+from benchmarks.rows import REPO, read_rows, versions_text
 
 
 def quickstart_table() -> str:
     """One line a seed of the newest run."""
     rows = read_rows("quickstart")
     if not rows:
-        return "Not recorded yet: `python benchmarks/bench_quickstart.py`."
+        return "Not recorded yet: `python -m benchmarks.quickstart.bench`."
     rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
     seeds = sorted({row["case"]["seed"] for row in rows})
     lines = ["| seed | start | after | gain | steps | minutes | peak GiB |", "|---|---|---|---|---|---|---|"]
@@ -60,7 +52,7 @@ def advantage_table() -> str:
     """One line an implementation of the newest run."""
     rows = read_rows("advantage")
     if not rows:
-        return "Not recorded yet: `python benchmarks/bench_advantage.py`."
+        return "Not recorded yet: `python -m benchmarks.advantage.bench`."
     rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
     rival = next(row for row in rows if row["impl"] == "verl grpo")
     lines = [
@@ -88,7 +80,7 @@ def fp32_head_table() -> str:
     """One line an implementation, one block a case, of the newest run."""
     rows = read_rows("fp32_head")
     if not rows:
-        return "Not recorded yet: `python benchmarks/bench_fp32_head.py`."
+        return "Not recorded yet: `python -m benchmarks.head.trainer`."
     rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
     lines = [
         "| tokens x hidden x vocabulary | implementation | p20 ms | p50 ms | p80 ms | peak GiB | log-prob error "
@@ -120,7 +112,7 @@ def fit_table() -> str:
     """One line an implementation of the newest run."""
     rows = read_rows("fit")
     if not rows:
-        return "Not recorded yet: `python benchmarks/bench_fit.py`."
+        return "Not recorded yet: `python -m benchmarks.fit.bench`."
     rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
     literal = next(row for row in rows if "literal" in row["impl"])
     lines = [
@@ -145,7 +137,7 @@ def vllm_head_table() -> str:
     """One line a size, the implementations side by side, of the newest run."""
     rows = read_rows("vllm_head")
     if not rows:
-        return "Not recorded yet: `python benchmarks/bench_vllm_head.py`."
+        return "Not recorded yet: `python -m benchmarks.head.generator`."
     rows = [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
     names = list(dict.fromkeys(row["impl"] for row in rows))
     lines = [f"| | {' | '.join(names)} | FP32 over bf16 |", "|---" * (len(names) + 2) + "|"]
@@ -186,37 +178,37 @@ Parts = dict[str, Callable[[], str]]
 FILES: dict[str, Parts] = {
     "README.md": {
         "quickstart": quickstart_table,
-        "miniature": miniature_table.comparison_table,
-        "symbols-summary": reference.symbols_summary,
+        "miniature": recipes.comparison_table,
+        "symbols-summary": keys.symbols_summary,
     },
     "docs/costs.md": {"advantage": advantage_table, "fp32-head": fp32_head_table, "vllm-head": vllm_head_table},
-    "docs/symbols.md": {"symbols-summary": reference.symbols_summary, "symbols": reference.symbols_table},
+    "docs/symbols.md": {"symbols-summary": keys.symbols_summary, "symbols": keys.symbols_table},
     "docs/reference.md": {
-        "our-keys": reference.keys_table,
-        "presets": reference.presets_table,
-        "preset-keys": reference.preset_keys_table,
-        "metrics": reference.metrics_table,
-        "environment": reference.environment_table,
-        "commands": reference.commands_table,
-        "errors": reference.errors_table,
+        "our-keys": keys.keys_table,
+        "presets": keys.presets_table,
+        "preset-keys": keys.preset_keys_table,
+        "metrics": keys.metrics_table,
+        "environment": keys.environment_table,
+        "commands": keys.commands_table,
+        "errors": keys.errors_table,
     },
-    "docs/commands.md": {"commands": command_table.command_table},
-    "docs/upstream-a-patch.md": {"patches": patch_table.patch_table},
-    "patches/README.md": {"patches": patch_table.patch_table, "files": patch_table.files_table},
+    "docs/commands.md": {"commands": commands.command_table},
+    "docs/upstream-a-patch.md": {"patches": patches.patch_table},
+    "patches/README.md": {"patches": patches.patch_table, "files": patches.files_table},
     "docs/scaling.md": {"fit": fit_table},
     "docs/evidence.md": {
-        "miniature": miniature_table.comparison_table,
-        "family": miniature_family.family_text,
-        "fits": miniature_fits.fits_table,
-        "tokens": miniature_tokens.tokens_table,
-        "fits-larger": miniature_fits.larger_fits_table,
-        "many": miniature_groups.many_table,
-        "k": miniature_groups.k_table,
-        "sizes": miniature_groups.sizes_table,
-        **miniature_notes.PARTS,
-        **miniature_limits.PARTS,
-        "mismatch": evidence_table.mismatch_table,
-        **evidence_off_policy.PARTS,
+        "miniature": recipes.comparison_table,
+        "family": family.family_text,
+        "fits": fits.fits_table,
+        "tokens": tokens.tokens_table,
+        "fits-larger": fits.larger_fits_table,
+        "many": groups.many_table,
+        "k": groups.k_table,
+        "sizes": groups.sizes_table,
+        **notes.PARTS,
+        **limits.PARTS,
+        "mismatch": mismatch.mismatch_table,
+        **off_policy.PARTS,
     },
     "docs/pipeline.md": {"pipeline": pipeline_table, "weight_update": weight_update_table},
     "docs/baselines.md": {"overview": baselines.overview_table, "keys": baselines.keys_table},

@@ -74,7 +74,7 @@ def run_facts(run_id: str) -> dict[str, Any]:
         "num_devices": 0,
         "versions": versions,
         **commit_facts(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 

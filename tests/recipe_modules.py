@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts of recipes/ and benchmarks/, which are no packages, loaded for tests."""
+"""Scripts of recipes/, which is no package, loaded for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from types import ModuleType
 REPO = Path(__file__).resolve().parents[1]
 RECIPES = REPO / "recipes"
 QUICKSTART = RECIPES / "quickstart"
-BENCHMARKS = REPO / "benchmarks"
 
 
 def load_quickstart_module(name: str) -> ModuleType:
@@ -22,11 +21,6 @@ def load_quickstart_module(name: str) -> ModuleType:
 def load_recipe_module(recipe: str, name: str) -> ModuleType:
     """The module ``name`` of a recipe's folder, executed once a process."""
     return _load(RECIPES / recipe, name)
-
-
-def load_benchmark_module(name: str) -> ModuleType:
-    """The benchmarks' module ``name``, executed once a process."""
-    return _load(BENCHMARKS, name)
 
 
 def _load(folder: Path, name: str) -> ModuleType:

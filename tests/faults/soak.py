@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import run_facts
 from scalerl_verl.curves.segments import STEPS_FILE
 from scalerl_verl.json_lines import read_records
 from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, last_step, launch_verl, make_assets, title_of
 from tests.e2e.pipeline_data import read_responses
 from tests.e2e.test_pipeline import LONG, PRESETS
-from tests.recipe_modules import load_benchmark_module
 
 K, NUM_ROWS, SAVE_EVERY = 2, 32, 10
 FAULTS = (
@@ -257,7 +257,7 @@ def soak(folder: Path, steps: int, every: int, seed: int) -> int:
         seen, problems = judge(folder, steps, harm, attempts, read_records(disk / STEPS_FILE))
     minutes = (time.monotonic() - began) / 60
     result = {
-        **load_benchmark_module("rows").run_facts("soak"),
+        **run_facts("soak"),
         **seen,
         "faults": dict(harm.done),
         "minutes": minutes,

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.recipe_modules import load_benchmark_module
+from benchmarks.evidence import mismatch as evidence
+from benchmarks.evidence import notes, off_policy
+from benchmarks.evidence import recipes as table
+from benchmarks.miniature import runs
 from tests.recorded_rows import CPU, GPU, cells, points, recorder, verl_row
-
-runs = load_benchmark_module("miniature_runs")
-table = load_benchmark_module("miniature_table")
-notes = load_benchmark_module("miniature_notes")
-evidence = load_benchmark_module("evidence_table")
-off_policy = load_benchmark_module("evidence_off_policy")
 
 
 @pytest.fixture

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.recipe_modules import load_benchmark_module, load_quickstart_module
+from benchmarks.miniature import bench, rollout, train
+from benchmarks.miniature import recipe as recipes
+from benchmarks.miniature.model import StackedModels
+from tests.recipe_modules import load_quickstart_module
 
 quickstart = load_quickstart_module("model")
-bench = load_benchmark_module("bench_miniature")
-recipes = load_benchmark_module("miniature_recipe")
-rollout = load_benchmark_module("miniature_rollout")
-train = load_benchmark_module("miniature_train")
-StackedModels = load_benchmark_module("miniature_model").StackedModels
-
 
 BUDGET = "++algorithm.scalerl.interruption.thinking_budget=[10,12]"
 SMALL = quickstart.Size(32, 64, 2, 2, 16)
@@ -372,7 +369,8 @@ def test_only_new_runs_that_got_beyond_their_start_are_recorded(
 def test_a_run_through_verl_that_was_cut_off_says_where(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "data": {"timing_s/step": 2.0}}\n{"step": 2, "data": {"timing_s/step": 3.0}}\n')
-    evidence = load_benchmark_module("bench_evidence")
+    from benchmarks.evidence import record as evidence
+
     whole = evidence.row_of("a", path, {}, {"seed": 0, "steps": 2})
     assert "note" not in whole and whole["points"]["step_s"] == [2, 3]
     assert evidence.row_of("a", path, {"note": "busy"}, {"seed": 0, "steps": 3})["note"] == "busy; ended at step 2 of 3"

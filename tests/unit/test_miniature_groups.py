@@ -8,15 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recipe_modules import load_benchmark_module
+from benchmarks.evidence import family, groups, notes, tokens
+from benchmarks.evidence import recipes as table
+from benchmarks.miniature import runs
 from tests.recorded_rows import BASE, CPU, GRPO_RISE, SPREAD, cells, recorder, row
-
-runs = load_benchmark_module("miniature_runs")
-table = load_benchmark_module("miniature_table")
-groups = load_benchmark_module("miniature_groups")
-tokens = load_benchmark_module("miniature_tokens")
-family = load_benchmark_module("miniature_family")
-notes = load_benchmark_module("miniature_notes")
 
 EARLY = np.log(3e5)
 
@@ -64,7 +59,7 @@ def test_losses_on_many_problems_stand_beside_themselves_and_scalerl(record) -> 
 def test_one_optimizer_step_a_batch_beside_eight(record) -> None:
     old = [row("scalerl", s, k=1, last=16, rise=0.5) for s in (0, 1, 2)]
     record(BASE + old)
-    assert groups.k_table().startswith("Not run yet: `python benchmarks/bench_miniature.py")
+    assert groups.k_table().startswith("Not run yet: `python -m benchmarks.miniature.bench")
     assert "--k 1 --recipe scalerl --recipe grpo`" in groups.k_table()
     new = [row("scalerl", s, k=1, rise=0.025 + 0.001 * s, noise=0.01, last=96) for s in (0, 1, 2)]
     record(BASE + old + new)

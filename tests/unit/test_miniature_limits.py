@@ -6,12 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.recipe_modules import load_benchmark_module
+from benchmarks.evidence import limits
+from benchmarks.evidence import recipes as table
+from benchmarks.miniature import runs
 from tests.recorded_rows import BASE, points, recorder, row
-
-runs = load_benchmark_module("miniature_runs")
-table = load_benchmark_module("miniature_table")
-limits = load_benchmark_module("miniature_limits")
 
 
 @pytest.fixture

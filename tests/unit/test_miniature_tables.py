@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.evidence import fits, notes
+from benchmarks.evidence import recipes as table
+from benchmarks.miniature import bench, runs
 from scalerl_verl.scaling import sigmoid
-from tests.recipe_modules import load_benchmark_module, load_quickstart_module
+from tests.recipe_modules import load_quickstart_module
 from tests.recorded_rows import BASE, CPU, SPREAD, cells, points, recorder, row
-
-bench = load_benchmark_module("bench_miniature")
-runs = load_benchmark_module("miniature_runs")
-table = load_benchmark_module("miniature_table")
-fits = load_benchmark_module("miniature_fits")
-notes = load_benchmark_module("miniature_notes")
 
 
 @pytest.fixture

@@ -25,24 +25,6 @@ def test_generated_parts_are_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_files_named_in_the_readme_exist() -> None:
-    text = (REPO / "README.md").read_text()
-    for name in (
-        "recipes/quickstart/run.sh",
-        "tests/run.sh",
-        "docs/quickstart.png",
-        "docs/baselines.md",
-        "docs/scaling.md",
-        "docs/planning.md",
-        "recipes/ablation/sweep.py",
-        "benchmarks/bench_quickstart.py",
-        "docs/reference.md",
-        "docs/troubleshooting.md",
-    ):
-        assert name in text
-        assert (REPO / name).is_file(), name
-
-
 def test_commits_that_are_cited_are_in_the_history() -> None:
     """A row or a page whose commit was rewritten later names sources that nobody can look up."""
     git = ["git", "-C", str(REPO)]

@@ -35,9 +35,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import run_facts
 from scalerl_verl.platform.reap import end_processes, run_marks, see_processes
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV, STATUS_DIR_ENV
-from tests.recipe_modules import REPO, load_benchmark_module
+from tests.recipe_modules import REPO
 
 STATES: dict[str, dict[str, str]] = {
     "without": {"VERL_USE_EXTERNAL_PLUGINS": "none", "VLLM_PLUGINS": ""},
@@ -247,7 +248,7 @@ def main() -> int:
     chosen = [t for t in tests if not arguments.parts or any(part in str(t) for part in arguments.parts)]
     if not chosen:
         parser.error(f"none of the {len(tests)} test files has one of {arguments.parts} in its path")
-    facts = load_benchmark_module("rows").run_facts("")
+    facts = run_facts("")
     facts = {key: facts[key] for key in ("commit", "dirty", "versions", "hardware")}
     facts |= {"states": states, "limit_s": arguments.limit, "test_limit_s": arguments.test_limit}
     root = Path(str(metadata.distribution("verl").locate_file("")))

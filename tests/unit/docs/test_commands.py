@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -115,9 +116,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("scalerl.all_pieces", "leave_one_out.loss")):
         path = folder / "outputs" / "ablation" / "curves" / f"{name}.seed0.jsonl"
         write_jsonl(path, make_metrics(A=0.645 - 0.05 * number, seed=number))
-    (command,) = (line for line in SHOWN if line.startswith("python benchmarks/bench_miniature.py --curves"))
-    script, *options = arguments_of(command, folder)
-    subprocess.run([sys.executable, REPO / script, *options], cwd=folder, check=True)
+    (command,) = (line for line in SHOWN if line.startswith("python -m benchmarks.miniature.bench --curves"))
+    path = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))
+    subprocess.run(
+        [sys.executable, *arguments_of(command, folder)], cwd=folder, env={**os.environ, "PYTHONPATH": path}, check=True
+    )
     return folder
 
 

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 import scalerl_verl.configs
+from benchmarks.reference.baselines import flatten
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import asked_names
 from scalerl_verl.plugins import startup
@@ -23,7 +24,6 @@ from scalerl_verl.plugins.config_checks import find_problems
 from scalerl_verl.plugins.curriculum_settings import CLASS_PATH
 from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
-from tests.recipe_modules import load_benchmark_module
 from tests.unit.plugins.composed import ACTOR, CORRECTION, ROLLOUT, Refusal, changed, check_refusal, compose_config
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -358,7 +358,7 @@ def test_error_survives_pickling_as_ray_does_it() -> None:
 
 
 def _flat(config: DictConfig) -> dict[str, Any]:
-    return dict(load_benchmark_module("baselines").flatten(OmegaConf.to_container(config, resolve=False)))
+    return dict(flatten(OmegaConf.to_container(config, resolve=False)))
 
 
 def test_presets_change_exactly_the_keys_on_the_golden_list() -> None:

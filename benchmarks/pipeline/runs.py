@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of verl's main_ppo for the pipeline benchmark: command line, environment, times of its steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.pipeline.assets import Size
+from benchmarks.rows import REPO
+from scalerl_verl.platform.reap import end_processes, run_marks
+
+PLUGIN = Path(__file__).resolve().parent / "plugin"
+MODES = ("pipeline_rl keep", "pipeline_rl recompute", "separate_async", "sync")
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+CPU = ("+scalerl=[setup,cispo,prompt_mean,advantage,fp32_head,cpu]",)
+GPU = (
+    "+scalerl=[setup,cispo,prompt_mean,advantage,fp32_head]",
+    "+ray_kwargs.ray_init.include_dashboard=False",
+    "data.dataloader_num_workers=0",
+    "reward.num_workers=2",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
+    "actor_rollout_ref.model.use_remove_padding=False",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=False",
+    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.use_torch_compile=False",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    # lanes share devices: a fixed KV cache, and no look at what others allocate
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=6000000000",
+    "actor_rollout_ref.rollout.agent.num_workers=2",
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,8,16,32]",
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1024",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run.
+
+    Args:
+        mode: one of `MODES`.
+        gpus: CUDA devices, or none: the CPU.
+        trainer_gpus: of them, those that train (sync trains and generates on all).
+        k: versions the trainer may be ahead of the data.
+        steps: optimizer steps of each regime.
+        seconds: after which the run is ended, from its start.
+        more: further overrides.
+        gate: file without which the run waits before its first request, or nothing. ``seconds`` count from there.
+    """
+
+    mode: str
+    gpus: tuple[int, ...]
+    trainer_gpus: int
+    k: int
+    steps: tuple[int, int]
+    seconds: float
+    more: tuple[str, ...] = ()
+    gate: str = ""
+
+    @property
+    def lead(self) -> int:
+        """Batches that are under way at once: 1 if generation and training take turns."""
+        return 1 if self.mode == "sync" else self.k + 1
+
+
+def mode_overrides(plan: Plan) -> list[str]:
+    """How the trainer mode divides devices and how far it may run ahead."""
+    num = len(plan.gpus)
+    if plan.mode == "sync":
+        return ["trainer.v1.trainer_mode=sync", "trainer.nnodes=1", f"trainer.n_gpus_per_node={num or 1}"]
+    apart = [
+        "actor_rollout_ref.hybrid_engine=False",
+        "actor_rollout_ref.rollout.nnodes=1",
+        f"actor_rollout_ref.rollout.n_gpus_per_node={max(1, num - plan.trainer_gpus)}",
+        "trainer.nnodes=1",
+        f"trainer.n_gpus_per_node={plan.trainer_gpus}",
+        f"actor_rollout_ref.rollout.checkpoint_engine.backend={'nccl' if num else 'gloo'}",
+    ]
+    if plan.mode == "separate_async":
+        return [
+            "trainer.v1.trainer_mode=separate_async",
+            "trainer.v1.separate_async.parameter_sync_step=1",
+            # as far ahead of the trainer as k lets pipeline_rl be
+            f"trainer.v1.separate_async.num_warmup_batches={plan.k}",
+            f"trainer.v1.sampler.max_off_policy_threshold={plan.k + 1}",
+            "trainer.v1.sampler.max_off_policy_strategy=wait",
+            *apart,
+        ]
+    return [
+        "trainer.v1.trainer_mode=pipeline_rl",
+        f"+trainer.v1.pipeline_rl.max_staleness={plan.k}",
+        f"+trainer.v1.pipeline_rl.kv_on_update={plan.mode.removeprefix('pipeline_rl ')}",
+        "++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.rebuild_group=True",
+        *apart,
+    ]
+
+
+def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
+    """The whole command line."""
+    prompt = max(regime.prompt_tokens for regime in size.regimes)
+    response = max(regime.longest for regime in size.regimes)
+    micro = 4 if plan.gpus else 8
+    return [
+        *(GPU if plan.gpus else CPU),
+        f"data.train_files={assets}/train.parquet",
+        f"data.val_files={assets}/val.parquet",
+        f"data.train_batch_size={size.prompts}",
+        f"data.max_prompt_length={prompt}",
+        f"data.max_response_length={response}",
+        "data.shuffle=False",
+        f"actor_rollout_ref.model.path={assets}/model",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        # what a batch trains shall not depend on chance
+        "algorithm.scalerl.zero_variance=keep",
+        f"actor_rollout_ref.rollout.n={size.group}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={micro}",
+        f"actor_rollout_ref.rollout.max_model_len={prompt + response}",
+        "actor_rollout_ref.rollout.max_num_batched_tokens=8192",
+        f"actor_rollout_ref.rollout.max_num_seqs={size.slots}",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={assets}/loop.yaml",
+        f"reward.custom_reward_function.path={PLUGIN}/scalerl_bench/reward.py",
+        "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05",
+        "trainer.project_name=bench",
+        "trainer.experiment_name=pipeline",
+        "trainer.logger=[console,file]",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        "trainer.total_epochs=1",
+        f"trainer.total_training_steps={sum(plan.steps)}",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        *mode_overrides(plan),
+        *plan.more,
+    ]
+
+
+def environment(plan: Plan, size: Size, folder: Path, run_id: str) -> dict[str, str]:
+    """Of the run's processes, all of which inherit it."""
+    lane = f"lane{plan.gpus[0] if plan.gpus else 'c'}{MODES.index(plan.mode)}"
+    extra = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))} if plan.gpus else CPU_ENVIRONMENT
+    return {
+        **os.environ,
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_ADDRESS": "local",
+        "RAY_TMPDIR": f"/tmp/{lane}",  # Ray's socket paths have to be short
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "BENCH_ENGINE_LOG": str(folder),
+        "BENCH_PROMPT_TOKENS": ",".join(str(regime.prompt_tokens) for regime in size.regimes),
+        "BENCH_LANE": lane,
+        "BENCH_GATE": plan.gate,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PLUGIN), str(REPO), os.environ.get("PYTHONPATH", "")])),
+        **run_marks(run_id),
+        **extra,
+    }
+
+
+def launch(plan: Plan, size: Size, assets: Path, folder: Path) -> int | None:
+    """Run to the last step, or for ``plan.seconds``; the exit code, or None if it was ended.
+
+    ``steps.jsonl`` in ``folder`` notes, as it goes, when the metrics of each step were written.
+    """
+    run_id = uuid.uuid4().hex
+    env = environment(plan, size, folder, run_id)
+    Path(env["RAY_TMPDIR"]).mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(plan, size, assets, folder)]
+    started, seen = time.time(), 0
+    with (
+        (folder / "log.txt").open("w", encoding="utf-8") as log,
+        (folder / "steps.jsonl").open("w", encoding="utf-8") as steps,
+    ):
+        steps.write(json.dumps({"step": 0, "t": started}) + "\n")
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        waiting = bool(plan.gate)
+        try:
+            while (code := process.poll()) is None and seen < sum(plan.steps):
+                if waiting and Path(plan.gate).exists():
+                    waiting, started = False, time.time()
+                if not waiting and time.time() - started > plan.seconds:
+                    break
+                seen = _note_steps(folder, steps, seen)
+                time.sleep(0.05)
+            if seen == sum(plan.steps):
+                code = 0
+            return code
+        finally:
+            end_processes(run_id)
+
+
+def _note_steps(folder: Path, steps, seen: int) -> int:
+    path = folder / "metrics.jsonl"
+    num = path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
+    for step in range(seen + 1, num + 1):
+        steps.write(json.dumps({"step": step, "t": time.time()}) + "\n")
+        steps.flush()
+        print(f"{folder.name}: step {step}", flush=True)
+    return num
