@@ -128,13 +128,13 @@ def apply(spec: PatchSpec, module: ModuleType) -> None:
 
 
 def revert(name: str) -> None:
-    """Put the original back (tests; a ``register`` patch cannot be reverted).
+    """Put the original back (tests; a ``register`` patch cannot be reverted, an ``override`` has changed nothing).
 
     Raises:
-        PatchError: the patch is not applied or only registers.
+        PatchError: the patch is not applied, only registers or only overrides.
     """
     state = _states.get(name)
-    if state is None or state.status != "applied" or state.spec.kind == "register":
+    if state is None or state.status != "applied" or state.spec.kind in ("register", "override"):
         raise PatchError(f"patch '{name}' is not applied or cannot be reverted; known: {sorted(_states)}")
     owner, attribute, _ = resolve(sys.modules[state.spec.module], state.spec.target)
     setattr(owner, attribute, state.original)

@@ -30,7 +30,8 @@ class PatchSpec:
         module: upstream module; the patch is applied at the end of its import.
         target: attribute path inside the module, e.g. ``ActorConfig.__post_init__``.
         build: ``build(original, module) -> replacement``; returns ``original`` itself when it only registers.
-        kind: ``register`` (a public registry), ``wrap`` (calls the original) or ``replace``.
+        kind: ``register`` (a public registry), ``override`` (a subclass of ours overrides it: its source is bound, and
+            nothing is changed upstream), ``wrap`` (calls the original) or ``replace``.
         why: symptom and cause in a sentence or two.
         distribution: ``verl`` or ``vllm``.
         versions: specifier of the versions this was written for.
@@ -46,7 +47,7 @@ class PatchSpec:
     module: str
     target: str
     build: Callable[[Any, ModuleType], Any]
-    kind: Literal["register", "wrap", "replace"]
+    kind: Literal["register", "override", "wrap", "replace"]
     why: str
     distribution: Literal["verl", "vllm"]
     versions: str
@@ -55,6 +56,11 @@ class PatchSpec:
     removal: str
     late_ok: bool = False
     guard: bool = False
+
+
+def keep_original(original: Any, module: ModuleType) -> Any:
+    """``build`` of an ``override``: a subclass of ours does the rest."""
+    return original
 
 
 def installed_version(distribution: str) -> str | None:
@@ -84,7 +90,9 @@ def resolve(module: ModuleType, target: str) -> tuple[Any, str, Any]:
 
 
 def source_hash(value: Any) -> str:
-    """SHA-256 of the dedented source text of a function or class, trailing blanks ignored."""
+    """SHA-256 of the dedented source text of a function, property or class, trailing blanks ignored."""
+    if isinstance(value, property):
+        value = value.fget
     return text_hash(inspect.getsource(inspect.unwrap(value) if callable(value) else value))
 
 

@@ -17,7 +17,7 @@ import pytest
 from scalerl_verl.errors import PatchError
 from scalerl_verl.upstream import import_hooks, registry
 from scalerl_verl.upstream.activation import ACTIVE_ENV, ALLOW_UNKNOWN_ENV, PLATFORM_ENV
-from scalerl_verl.upstream.spec import PatchSpec, source_hash
+from scalerl_verl.upstream.spec import PatchSpec, keep_original, source_hash
 
 STUB = "stub_upstream"
 SOURCE = """\
@@ -135,6 +135,24 @@ def test_registering_patch_leaves_the_target_alone(active: None) -> None:
     assert module.scale.__module__ == STUB
     with pytest.raises(PatchError, match=r"stub\.scale"):
         registry.revert("stub.scale")
+
+
+def make_override(**changes: Any) -> PatchSpec:
+    return make_spec(name="stub.run", target="Worker.run", kind="override", build=keep_original, **changes)
+
+
+def test_override_is_bound_to_its_source_and_changes_nothing(active: None) -> None:
+    registry.install([make_override(sources=(source_hash(load().Worker.run),))])
+    assert status("stub.run") == "applied"
+    assert load().Worker().run() == "original"
+    with pytest.raises(PatchError, match=r"stub\.run"):
+        registry.revert("stub.run")
+
+
+def test_method_that_a_subclass_of_ours_overrides_changed_upstream(active: None) -> None:
+    registry.install([make_override(sources=("0" * 64,))])
+    with pytest.raises(PatchError, match=r"the source of stub_upstream\.Worker\.run changed"):
+        load()
 
 
 def test_run_without_our_names_leaves_the_patch_dormant() -> None:
@@ -302,3 +320,12 @@ def test_source_hash_sees_through_wrappers_and_ignores_indentation_and_trailing_
     hashes = {source_hash(value) for value in (plain, wrapped, same_text("    ", "  "))}
     assert hashes == {hash_of_stub()}
     assert source_hash(load().Worker) not in hashes
+
+
+def test_source_hash_of_a_property_is_that_of_its_getter() -> None:
+    class Owner:
+        @property
+        def size(self) -> int:
+            return 1
+
+    assert source_hash(Owner.size) == source_hash(Owner.size.fget)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from scalerl_verl.upstream.spec import PatchSpec, installed_version, version_allowed
+from scalerl_verl.upstream.spec import PatchSpec, installed_version, keep_original, version_allowed
 from scalerl_verl.upstream.table import SYMBOLS
 
 WITHOUT_SOURCE = {
@@ -75,9 +75,13 @@ def test_targets_are_unique() -> None:
 def test_entry_says_why_it_exists_and_when_it_goes(spec: PatchSpec) -> None:
     assert len(spec.why.split()) >= 5
     assert len(spec.removal.split()) >= 3
-    assert spec.kind in ("register", "wrap", "replace")
+    assert spec.kind in ("register", "override", "wrap", "replace")
     assert spec.when in ("always", "named", "cpu")
     assert spec.module.split(".")[0] == spec.distribution == spec.name.split(".")[0]
+
+
+def test_override_changes_nothing_upstream(spec: PatchSpec) -> None:
+    assert (spec.kind == "override") == (spec.build is keep_original)
 
 
 def test_only_the_two_guards_are_there_in_runs_without_our_names() -> None:
