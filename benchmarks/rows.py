@@ -10,7 +10,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -94,15 +93,13 @@ def read_rows(bench: str) -> list[dict[str, Any]]:
     return read_records(path) if path.exists() else []
 
 
-def versions_text(row: dict[str, Any], names: Iterable[str]) -> str:
-    """``verl 0.9.1, torch 2.11.0``: versions that a row was measured with.
+def newest_run(bench: str) -> list[dict[str, Any]]:
+    """Rows of the run recorded last.
 
     Raises:
-        KeyError: the row does not say one of them.
+        ValueError: none is recorded.
     """
-    return ", ".join(f"{name} {row['versions'][name]}" for name in names)
-
-
-def commits_text(rows: Iterable[dict[str, Any]]) -> str:
-    """The commits of rows, each once, as Markdown."""
-    return ", ".join(f"`{commit[:10]}`" for commit in dict.fromkeys(row["commit"] for row in rows))
+    rows = read_rows(bench)
+    if not rows:
+        raise ValueError(f"{RESULTS / bench}.jsonl holds no rows: run the benchmark that records them")
+    return [row for row in rows if row["run_id"] == rows[-1]["run_id"]]

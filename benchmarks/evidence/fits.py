@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits of the miniature's recorded curves: the mean over seeds, and what drawing the seeds anew does to its ceiling."""
+"""Fits of the miniature's recorded curves: the mean over seeds, and what drawing the seeds anew does to its ceiling.
+
+python -m benchmarks.evidence.fits    draw docs/evidence*.png anew
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.evidence.compare import LATE, LEVEL
+from benchmarks.markdown import table
 from benchmarks.miniature.runs import KEPT, LABELS, MANY, REFERENCE, Group, Points, points_of, read_group
 from benchmarks.rows import REPO
 from scalerl_verl.curves.plot import write_plot
@@ -22,10 +27,7 @@ from scalerl_verl.scaling.solver import Problems
 LARGER = Group("3M", problems=MANY)
 PICTURES = {REPO / "docs" / "evidence.png": Group(), REPO / "docs" / "evidence-3M.png": LARGER}
 DRAWN = ("scalerl", KEPT, "grpo", "dapo", "gspo")
-LATE = 1.8e6
-"""Sampled tokens: the most that all recipes of the first recording have; shorter runs are not fitted."""
 RESAMPLES, RESAMPLING_SEED = 1000, 0
-LEVEL = 0.95
 Array = NDArray[Any]
 
 
@@ -93,40 +95,29 @@ def seeds_interval(runs: Mapping[int, Points]) -> tuple[float, float]:
 def fits_table(group: Group | None = None) -> str:
     """One line a recipe: the fit of the mean over seeds, and its half-budget forecast against what happened."""
     runs = points_of(read_group(group or Group()))
-    if not runs:
-        return "Not recorded yet: `python -m benchmarks.miniature.bench`."
-    lines = [
-        "| recipe | tokens | A | 95% interval | 95% over seeds | B | C_mid, tokens | verdict | end, forecast from half "
-        "| was |",
-        "|---" * 10 + "|",
-    ]
+    lines = []
     for name, found in runs.items():
         tokens, scores, _ = average(stack(found))
         if tokens[-1] < LATE:
             continue
-        lines.append(f"| {LABELS[name]} | {tokens[-1]:.2g} | {_fit_cells(found, float(scores[0]))} |")
-    drawn = f"{RESAMPLES:,} draws with replacement, generator seed {RESAMPLING_SEED}, percentiles"
-    return "\n".join([*lines, "", f"*95% over seeds*: A fitted again to means over seeds drawn anew ({drawn})."])
-
-
-def _fit_cells(runs: Mapping[int, Points], R0: float) -> str:
-    try:
-        fit = fit_mean(runs)
-    except FitRefused as error:
-        return f"{error.code} | | | | | refused | | "
-    forecast = backtest(fit.points, R0=R0, shares=(0.5,))[0]
-    end = float(fit.points.score[-1])
-    expected = "refused" if forecast.fit is None else f"{end + forecast.last_error:.3f}, {forecast.fit.verdict}"
-    (low, high), (lowest, highest) = fit.A_interval, seeds_interval(runs)
-    return (
-        f"{fit.A:.3f} | {low:.3f} to {high:.3f} | {lowest:.3f} to {highest:.3f} | {fit.B:.2f} | {fit.C_mid:,.0f} "
-        f"| {fit.verdict} | {expected} | {end:.3f}"
+        lines.append((LABELS[name], f"{tokens[-1]:.2g}", *_fit_cells(found, float(scores[0]))))
+    ends = ("end, forecast from half", "was")
+    return table(
+        ("recipe", "tokens", "A", "95% interval", "95% over seeds", "B", "C_mid, tokens", "verdict", *ends), lines
     )
 
 
-def larger_fits_table() -> str:
-    """`fits_table` of the 3M model on many problems."""
-    return fits_table(LARGER)
+def _fit_cells(runs: Mapping[int, Points], R0: float) -> list[str]:
+    try:
+        fit = fit_mean(runs)
+    except FitRefused as error:
+        return [error.code, "", "", "", "", "refused", "", ""]
+    forecast = backtest(fit.points, R0=R0, shares=(0.5,))[0]
+    end = float(fit.points.score[-1])
+    expected = "refused" if forecast.fit is None else f"{end + forecast.last_error:.3f}, {forecast.fit.verdict}"
+    intervals = [f"{ends[0]:.3f} to {ends[1]:.3f}" for ends in (fit.A_interval, seeds_interval(runs))]
+    numbers = [f"{fit.A:.3f}", *intervals, f"{fit.B:.2f}", f"{fit.C_mid:,.0f}"]
+    return [*numbers, fit.verdict, expected, f"{end:.3f}"]
 
 
 def draw_all() -> None:
@@ -144,3 +135,7 @@ def draw(path: Path, group: Group) -> None:
         f"{group.size} parameters, {group.problems:,} problems, k = {group.k}, mean over {len(runs[REFERENCE])} seeds"
     )
     write_plot(fits, path, "sampled tokens", title=title)
+
+
+if __name__ == "__main__":
+    draw_all()

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from benchmarks.evidence.groups import SIZES, named
-from benchmarks.evidence.recipes import EARLY, LATE, MAIN, MIDDLE, geometric
+from benchmarks.evidence.compare import EARLY, LATE, MIDDLE, SIZES, geometric, named
+from benchmarks.markdown import table
 from benchmarks.miniature.runs import LABELS, MANY, REFERENCE, Group, Points, points_of, score_at
 
 BUDGETS = (EARLY, MIDDLE, 1e6, LATE)
@@ -35,7 +35,7 @@ def tokens_text(mine: Mapping[int, Points], theirs: Mapping[int, Points], budget
     levels = {seed: score_at(theirs[seed], budget) for seed in sorted(set(mine) & set(theirs))}
     needed = [tokens_to(mine[seed], level) for seed, level in levels.items() if level is not None]
     if len(needed) < max(2, len(levels)):
-        return "not run so far"
+        return ""
     for missed, what in ((needed.count(None), "not reached"), (needed.count(0.0), "there at the first validation")):
         if missed:
             return f"{what} by {missed} of {len(needed)}"
@@ -45,19 +45,10 @@ def tokens_text(mine: Mapping[int, Points], theirs: Mapping[int, Points], budget
 
 def tokens_table(sizes: Sequence[str] = SIZES) -> str:
     """One line a size and recipe: tokens to where ScaleRL is at several budgets, as multiples of them."""
-    heads = [f"ScaleRL at {budget / 1e6:g}M tokens" for budget in BUDGETS]
-    lines = [f"| parameters | recipe | {' | '.join(heads)} |", "|---" * (2 + len(BUDGETS)) + "|"]
+    lines = []
     for size in sizes:
-        runs = points_of(named(Group(size, problems=MANY), MAIN))
+        runs = points_of(named(Group(size, problems=MANY)))
         for name, found in runs.items():
             if name != REFERENCE and REFERENCE in runs:
-                cells = [tokens_text(found, runs[REFERENCE], budget) for budget in BUDGETS]
-                lines.append(f"| {size} | {LABELS[name]} | {' | '.join(cells)} |")
-    if len(lines) == 2:
-        return "Not run yet: see the table above."
-    lines.append(
-        "\nTokens that a recipe samples to reach the pass rate which ScaleRL has at a budget, divided by that budget: "
-        "above 1, it needs more. Geometric mean within seeds with a 95% interval; where some seeds never get there, "
-        "their number."
-    )
-    return "\n".join(lines)
+                lines.append((size, LABELS[name], *(tokens_text(found, runs[REFERENCE], b) for b in BUDGETS)))
+    return table(("parameters", "recipe", *(f"ScaleRL at {budget / 1e6:g}M tokens" for budget in BUDGETS)), lines)

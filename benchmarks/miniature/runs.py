@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import commits_text, read_rows
+from benchmarks.rows import read_rows
 
 BENCH = "miniature"
 FEW = 2048
@@ -143,30 +143,3 @@ def shared(rows: Iterable[Row], key: str) -> Any:
         told = ", ".join(f"{value} ({run})" for value, run in values.items())
         raise ValueError(f"recorded runs to compare differ in {key}: {told}; record them under another --warm name")
     return next(iter(values))
-
-
-def provenance(rows: Mapping[str, Iterable[Row]]) -> str:
-    """Machines, versions, validation intervals and commits of labelled rows; what is not the most common, by label."""
-    machines: dict[str, list[str]] = {}
-    intervals: dict[str, list[str]] = {}
-    for label, found in rows.items():
-        for row in found:
-            driver = f", driver {row['driver']}" if "driver" in row else ""
-            text = f"{row['hardware']}{driver}, torch {row['versions']['torch']}"
-            machines.setdefault(text, []).append(label)
-            intervals.setdefault(f"{interval(row['points'])}", []).append(label)
-    parts = [_by_label(machines, "")]
-    if len(intervals) > 1:
-        parts.append(
-            f"validated every {_by_label(intervals, ' steps')} (differences are taken on validations both have)"
-        )
-    parts.append(f"commit {commits_text(row for found in rows.values() for row in found)}")
-    return "; ".join(parts)
-
-
-def _by_label(kinds: Mapping[str, list[str]], unit: str) -> str:
-    """The most common kind first, the others with the labels they hold for."""
-    first, *others = sorted(kinds, key=lambda kind: -len(kinds[kind]))
-    told = [f"{first}{unit}"]
-    told += [f"{kind}{unit} for *{', '.join(dict.fromkeys(kinds[kind]))}*" for kind in others]
-    return " and ".join(told)

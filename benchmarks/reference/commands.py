@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.markdown import table
 from benchmarks.rows import REPO
 
 REGISTRY = REPO / "docs" / "mkdocs" / "commands.yaml"
@@ -20,7 +21,7 @@ def run_text(run: Any) -> str:
 
 def command_table() -> str:
     """One line a command."""
-    lines = ["| command | executed by | by hand, or on a GPU |", "|---|---|---|"]
+    lines = []
     for entry in yaml.safe_load(REGISTRY.read_text(encoding="utf-8")):
         command = f"`{entry['command'].strip()}`"
         if "|" in command:  # a table's cell ends there, and an escape would show in code
@@ -31,5 +32,5 @@ def command_table() -> str:
         runs = "; ".join(
             f"{kind}: {run_text(entry[key])}" for key, kind in (("gpu", "GPU"), ("by_hand", "by hand")) if key in entry
         )
-        lines.append(f"| {command} | {test} | {runs} |")
-    return "\n".join(lines)
+        lines.append((command, test, runs))
+    return table(("command", "executed by", "by hand, or on a GPU"), lines)

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.markdown import table
 from scalerl_verl import metrics
 from scalerl_verl.cli import build_parser
 from scalerl_verl.curriculum import ResamplingRules
@@ -89,7 +90,6 @@ def argument_texts(cls: Any) -> dict[str, str]:
 
 def keys_table() -> str:
     """Every config key of ours: default and meaning."""
-    lines = ["| key | default | meaning |", "|---|---|---|"]
     rows = {}
     for section, cls in SECTIONS.items():
         texts = argument_texts(cls)
@@ -97,9 +97,10 @@ def keys_table() -> str:
             path = f"{section}.{field.name}"
             default = FILLED_IN.get(path, f"`{'null' if field.default is None else field.default}`")
             rows[path] = (default, texts[field.name])
-    for path, (default, text) in sorted({**rows, **OTHER_KEYS}.items()):
-        lines.append(f"| `{path}` | {plain(default)} | {text} |")
-    return "\n".join(lines)
+    found = sorted({**rows, **OTHER_KEYS}.items())
+    return table(
+        ("key", "default", "meaning"), ((f"`{path}`", plain(default), text) for path, (default, text) in found)
+    )
 
 
 def preset_text(path: Path) -> str:
@@ -124,54 +125,54 @@ def leaves(node: Any, prefix: str = "") -> dict[str, Any]:
 
 def presets_table() -> str:
     """One line a preset: what it is, and the presets it stands on."""
-    lines = ["| preset | what | built on |", "|---|---|---|"]
+    lines = []
     for path in sorted(PRESETS.glob("*.yaml")):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         parents = ", ".join(f"`{name}`" for name in content.get("defaults", []) if name != "_self_")
-        lines.append(f"| `{path.stem}` | {preset_text(path)} | {parents} |")
-    return "\n".join(lines)
+        lines.append((f"`{path.stem}`", preset_text(path), parents))
+    return table(("preset", "what", "built on"), lines)
 
 
 def preset_keys_table() -> str:
     """Every key that a preset sets itself; what it is built on comes on top."""
-    lines = ["| preset | key | value |", "|---|---|---|"]
+    lines = []
     for path in sorted(PRESETS.glob("*.yaml")):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         content.pop("defaults", None)
         for key, value in leaves(content).items():
             shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-            lines.append(f"| `{path.stem}` | `{key}` | `{plain(str(shown))}` |")
-    return "\n".join(line for line in lines if "| `` |" not in line)
+            if key:
+                lines.append((f"`{path.stem}`", f"`{key}`", f"`{plain(str(shown))}`"))
+    return table(("preset", "key", "value"), lines)
 
 
 def metrics_table() -> str:
     """Every metric of ours."""
-    lines = ["| metric `scalerl/...` | meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in metrics.METRICS.items()]
-    return "\n".join(lines)
+    lines = ((f"`{name}`", text.replace("|", "\\|")) for name, text in metrics.METRICS.items())
+    return table(("metric `scalerl/...`", "meaning"), lines)
 
 
 def environment_table() -> str:
     """Every environment variable that we read or set."""
     known = {value for name, value in vars(activation).items() if name.endswith("_ENV") and isinstance(value, str)}
     if known != set(ENVIRONMENT):
-        raise ValueError(f"ENVIRONMENT of benchmarks/reference.py and activation.py differ: {known ^ set(ENVIRONMENT)}")
-    return "\n".join(
-        ["| variable | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in ENVIRONMENT.items())]
-    )
+        raise ValueError(
+            f"ENVIRONMENT of benchmarks/reference/keys.py and activation.py differ: {known ^ set(ENVIRONMENT)}"
+        )
+    return table(("variable", "meaning"), ((f"`{name}`", text) for name, text in ENVIRONMENT.items()))
 
 
 def commands_table() -> str:
     """Every sub-command of ``scalerl`` with its options."""
     (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     helps = {choice.dest: choice.help for choice in commands._choices_actions}
-    lines = ["| command | what | options |", "|---|---|---|"]
+    lines = []
     for name, parser in commands.choices.items():
         options = ", ".join(
             f"`{a.option_strings[-1]}`" for a in parser._actions if a.option_strings and a.dest != "help"
         )
-        lines.append(f"| `scalerl {name}` | {plain(helps[name] or '')} | {options} |")
-    return "\n".join(lines)
+        lines.append((f"`scalerl {name}`", plain(helps[name] or ""), options))
+    return table(("command", "what", "options"), lines)
 
 
 def errors_table() -> str:
@@ -179,24 +180,19 @@ def errors_table() -> str:
     from scalerl_verl import errors
 
     tree = ast.parse(inspect.getsource(errors))
-    lines = ["| error | meaning |", "|---|---|"]
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name != "ScaleRLError":
-            lines.append(f"| `{node.name}` | {plain(ast.get_docstring(node) or '')} |")
-    return "\n".join(lines)
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "ScaleRLError")
+    return table(("error", "meaning"), ((f"`{node.name}`", plain(ast.get_docstring(node) or "")) for node in classes))
 
 
 def symbols_table() -> str:
     """Every upstream symbol we touch."""
-    lines = ["| symbol | how | when | why | goes when |", "|---|---|---|---|---|"]
-    for spec in SYMBOLS:
-        lines.append(f"| `{spec.module}.{spec.target}` | {spec.kind} | {spec.when} | {spec.why} | {spec.removal} |")
-    return "\n".join(lines)
+    lines = ((f"`{s.module}.{s.target}`", s.kind, s.when, s.why, s.removal) for s in SYMBOLS)
+    return table(("symbol", "how", "when", "why", "goes when"), lines)
 
 
 def symbols_summary() -> str:
     """How many symbols are touched, and when."""
-    lines = ["| when | verl | vLLM | what that means |", "|---|---|---|---|"]
+    lines = []
     meaning = {
         "always": "in every process; passes everything of others through",
         "named": "only in runs that use one of our names",
@@ -204,5 +200,5 @@ def symbols_summary() -> str:
     }
     for when, text in meaning.items():
         counts = [sum(s.when == when and s.distribution == name for s in SYMBOLS) for name in ("verl", "vllm")]
-        lines.append(f"| `{when}` | {counts[0]} | {counts[1]} | {text} |")
-    return "\n".join(lines)
+        lines.append((f"`{when}`", *counts, text))
+    return table(("when", "verl", "vLLM", "what that means"), lines)

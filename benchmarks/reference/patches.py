@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.markdown import table
 from benchmarks.rows import REPO
 
 PATCHES = REPO / "patches"
@@ -63,29 +64,13 @@ def read_patch(path: Path) -> Patch:
     )
 
 
-def read_patches() -> list[Patch]:
-    """Every diff, by name."""
-    return [read_patch(path) for path in sorted(PATCHES.glob("*/*.patch"))]
-
-
 def patch_table() -> str:
     """One line a diff."""
-    lines = ["| patch | upstream | what | files | lines | its own test | status |", "|---|---|---|---|---|---|---|"]
-    for patch in read_patches():
+    lines = []
+    for patch in map(read_patch, sorted(PATCHES.glob("*/*.patch"))):
         added, removed = (sum(count[side] for count in patch.changed.values()) for side in (0, 1))
         tests = ", ".join(f"`{name}`" for name in patch.tests)
         what = re.sub(r"^\[.*?\] ?(\w+: )?", "", patch.subject)
-        lines.append(
-            f"| `{patch.name}` | {patch.base} | {what} | {len(patch.changed)} | +{added} -{removed} | {tests} "
-            f"| {patch.status} |"
-        )
-    return "\n".join(lines)
-
-
-def files_table() -> str:
-    """Every upstream file that a diff changes."""
-    lines = ["| patch | file | lines |", "|---|---|---|"]
-    for patch in read_patches():
-        for name, (added, removed) in sorted(patch.changed.items()):
-            lines.append(f"| `{patch.name.split('-')[0]}` | `{name}` | +{added} -{removed} |")
-    return "\n".join(lines)
+        size = (len(patch.changed), f"+{added} -{removed}")
+        lines.append((f"`{patch.name}`", patch.base, what, *size, tests, patch.status))
+    return table(("patch", "upstream", "what", "files", "lines", "its own test", "status"), lines)

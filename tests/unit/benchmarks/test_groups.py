@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.evidence import family, groups, notes, tokens
-from benchmarks.evidence import recipes as table
+from benchmarks.evidence import family, recipes, tokens
+from benchmarks.evidence.compare import difference_text
 from benchmarks.miniature import runs
-from tests.recorded_rows import BASE, CPU, GRPO_RISE, SPREAD, cells, recorder, row
+from tests.unit.benchmarks.recorded_rows import BASE, CPU, GRPO_RISE, SPREAD, cells, recorder, row
 
 EARLY = np.log(3e5)
 
@@ -19,31 +19,23 @@ EARLY = np.log(3e5)
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch):
     """Take rows for the recorded ones."""
-    return recorder(monkeypatch, runs, notes)
+    return recorder(monkeypatch, runs)
 
 
 def test_many_problems_beside_few(record) -> None:
-    record(BASE)
-    assert groups.many_table().startswith("Not run yet")
     ours = [row("scalerl", s, rise=0.022 + 0.001 * s, problems=16384, hardware=CPU, noise=0.01) for s in (0, 1)]
     theirs = [row("grpo", s, rise=GRPO_RISE[s], problems=16384, hardware=CPU, last=128, noise=0.01) for s in (0, 1)]
     record(BASE + ours)
-    assert "GRPO" not in groups.many_table()  # not beside itself, nor among the comparisons
+    assert "GRPO" not in recipes.many_table()  # not beside itself, nor among the comparisons
     record(BASE + SPREAD + ours + theirs)
-    text = groups.many_table()
+    text = recipes.many_table()
     assert "DAPO" not in text
     assert "pass rate at 1.2M tokens" in text  # 128 steps have 1.28M
     line = cells(text, "16,384 | ScaleRL, 2 seeds")
-    assert line[2:5] == [f"{0.105 + 0.0225 * EARLY:.3f}", table.difference_text([0.002 * EARLY, 0.003 * EARLY]), ""]
+    assert line[2:5] == [f"{0.105 + 0.0225 * EARLY:.3f}", difference_text([0.002 * EARLY, 0.003 * EARLY]), ""]
     same = cells(text, "16,384 | GRPO, 2 seeds")
-    assert same[3:5] == ["the same run so far", table.difference_text([-0.001 * EARLY, -0.0019 * EARLY])]
+    assert same[3:5] == ["the same run so far", difference_text([-0.001 * EARLY, -0.0019 * EARLY])]
     assert cells(text, "2,048 | GRPO, 3 seeds")[3] == ""
-    assert "*ScaleRL with 16,384, GRPO with 16,384*" in text
-    assert (
-        "k = 8 optimizer steps of 32 x 16 responses on a generated batch, learning rate 0.0005; 1,000 held-out" in text
-    )
-    # two of ScaleRL to itself, two of GRPO to ScaleRL on few problems, two on many
-    assert "6 comparisons" in text
 
 
 def test_losses_on_many_problems_stand_beside_themselves_and_scalerl(record) -> None:
@@ -51,30 +43,21 @@ def test_losses_on_many_problems_stand_beside_themselves_and_scalerl(record) -> 
     ours = [row("scalerl", s, problems=16384, noise=0.01) for s in (0, 1)]
     dapo = [row("dapo", s, rise=0.022 + 0.002 * s, problems=16384, noise=0.01) for s in (0, 1)]
     record(BASE + SPREAD + ours + dapo)
-    line = cells(groups.many_table(), "16,384 | DAPO, 2 seeds")
+    line = cells(recipes.many_table(), "16,384 | DAPO, 2 seeds")
     assert line[3] == f"{0.0015 * EARLY:+.3f} ± {12.706 * 0.0005 * EARLY:.3f}"
     assert line[4] == f"{0.003 * EARLY:+.3f} ± {12.706 * 0.001 * EARLY:.3f}"
 
 
 def test_one_optimizer_step_a_batch_beside_eight(record) -> None:
-    old = [row("scalerl", s, k=1, last=16, rise=0.5) for s in (0, 1, 2)]
-    record(BASE + old)
-    assert groups.k_table().startswith("Not run yet: `python -m benchmarks.miniature.bench")
-    assert "--k 1 --recipe scalerl --recipe grpo`" in groups.k_table()
     new = [row("scalerl", s, k=1, rise=0.025 + 0.001 * s, noise=0.01, last=96) for s in (0, 1, 2)]
-    record(BASE + old + new)
-    text = groups.k_table()
-    assert "| k | recipe | pass rate at 0.3M tokens | to itself with k = 8 | to ScaleRL | pass rate at 0.9M" in text
+    record(BASE + new)
+    text = recipes.k_table()
+    assert "| pass rate at 0.9M tokens |" in text
     line = cells(text, "1 | ScaleRL, 3 seeds")
     assert line[2] == f"{0.11 + 0.026 * EARLY:.3f}"
     # .005, .006 and .007 times the logarithm: Student's t of two degrees of freedom
     assert line[3] == f"**{0.006 * EARLY:+.3f} ± {4.303 * 0.001 * EARLY / 3**0.5:.3f}**"
     assert cells(text, "8 | ScaleRL, 3 seeds")[2] == f"{0.11 + 0.02 * EARLY:.3f}"
-    assert "3 seeds, each with a warm start of its own that all recipes share; k optimizer steps of 32 x 16" in text
-    assert "learning rate 0.0005; 2,048 training problems; 1,000 held-out" in text
-    assert "2 comparisons" in text and "at 0.3M ScaleRL with k = 1 to k = 8; at 0.9M" in text
-    record(BASE + old + new[:2])
-    assert groups.k_table().startswith("Not run yet")  # a run that was cut off ends what all have
 
 
 def sized(size: str, seeds: int, lr: float, **more: Any) -> list[dict[str, Any]]:
@@ -87,11 +70,9 @@ def sized(size: str, seeds: int, lr: float, **more: Any) -> list[dict[str, Any]]
 
 
 def test_sizes_are_compared_with_their_own_scalerl(record) -> None:
-    record([*BASE, *(row(name, s, size="3M", lr=2e-4) for name in ("scalerl", "grpo") for s in (0, 1))])
-    assert groups.sizes_table().startswith("Not run yet")  # few problems
     small, large = sized("0.3M", 3, 5e-4), sized("11M", 2, 1e-4, last=128, every=32)
     record(BASE + small + large + [row("grpo", s, size="3M", lr=2e-4) for s in (0, 1)])
-    text = groups.sizes_table()
+    text = recipes.sizes_table()
     assert [line.split(" | ")[0] for line in text.splitlines()[2:6]] == ["| 0.3M", "| 0.3M", "| 11M", "| 11M"]
     line = cells(text, "0.3M | 3 | 0.0005 | DAPO")
     end = np.log(2.5e6)  # 256 steps have 2.56M
@@ -103,9 +84,6 @@ def test_sizes_are_compared_with_their_own_scalerl(record) -> None:
     assert cells(text, "11M | 2 | 0.0001 | DAPO")[8] == f"{0.105 + 0.0215 * np.log(1.2e6):.3f} at 1.2M"
     assert cells(text, "11M | 2 | 0.0001 | ScaleRL")[6:8] == ["", ""]
     assert "GRPO" not in text
-    assert "validated every 16 steps and 32 steps for *ScaleRL with 11M, DAPO with 11M*" in text
-    assert "k = 8 optimizer steps" in text and "16,384 training problems; 1,000 held-out" in text
-    assert "3 comparisons; by Holm's correction" in text
 
 
 def test_a_size_that_ended_early_or_has_no_scalerl_is_shown_as_far_as_it_goes(record) -> None:
@@ -115,10 +93,10 @@ def test_a_size_that_ended_early_or_has_no_scalerl_is_shown_as_far_as_it_goes(re
         for made in exact
     ]
     record([*short, *exact, *(row("gspo", s, size="27M", problems=16384, lr=1e-4) for s in (0, 1))])
-    text = groups.sizes_table()
+    text = recipes.sizes_table()
     line = cells(text, "3M | 2 | 0.0002 | DAPO")
-    assert line[5] == "not run so far" and line[8] == f"{0.105 + 0.0215 * np.log(2e5):.3f} at 0.2M"
-    assert cells(text, "11M | 2 | 0.0001 | DAPO")[8:] == ["as at 0.3M", "", ""]
+    assert line[5:8] == ["", "", ""] and line[8] == f"{0.105 + 0.0215 * np.log(2e5):.3f} at 0.2M"
+    assert cells(text, "11M | 2 | 0.0001 | DAPO")[8:] == ["", "", ""]
     assert cells(text, "27M | 2 | 0.0001 | GSPO")[6:] == [
         "",
         "",
@@ -126,7 +104,6 @@ def test_a_size_that_ended_early_or_has_no_scalerl_is_shown_as_far_as_it_goes(re
         "",
         "",
     ]
-    assert "2 comparisons" in text  # DAPO of 3M at its end, of 11M at .3M
 
 
 def test_tokens_to_where_the_others_are() -> None:
@@ -147,8 +124,8 @@ def test_tokens_to_where_the_others_are() -> None:
     assert (
         tokens.tokens_text({0: of(0.4, 0.5), 2: of(0.3, 0.5)}, theirs, 2e5) == "there at the first validation by 1 of 2"
     )
-    assert tokens.tokens_text({0: of(0.2, 0.4)}, theirs, 2e5) == "not run so far"
-    assert tokens.tokens_text({0: of(0.2, 0.4), 1: of(0.3, 0.5)}, theirs, 5e5) == "not run so far"  # nor the others
+    assert tokens.tokens_text({0: of(0.2, 0.4)}, theirs, 2e5) == ""
+    assert tokens.tokens_text({0: of(0.2, 0.4), 1: of(0.3, 0.5)}, theirs, 5e5) == ""  # nor the others
     assert tokens.tokens_to({"updates": [0], "tokens": [0], "pass_rate": [0.1]}, 0.3) is None
 
 
@@ -156,68 +133,35 @@ def test_tokens_by_size(record) -> None:
     """DAPO rises faster by .001 and so on an e-fold: it needs fewer tokens."""
     record(sized("3M", 3, 2e-4, last=112))
     text = tokens.tokens_table(("0.3M", "3M"))
-    assert len(text.splitlines()) == 2 + 1 + 2
+    assert len(text.splitlines()) == 2 + 1
     line = cells(text, "3M | DAPO")
-    assert line[2] == "there at the first validation by 2 of 3" and line[-1] == "not run so far"
+    assert line[2] == "there at the first validation by 2 of 3" and line[-1] == ""
     ratios = [1e6 ** (0.02 / rise - 1) for rise in (0.021, 0.022, 0.023)]
     assert line[4].startswith(f"{np.exp(np.mean(np.log(ratios))):.2f} (")
-    record(BASE)
-    assert tokens.tokens_table().startswith("Not run yet")
 
 
 def test_runs_validated_both_ways_are_told_apart_from_all_others(record) -> None:
-    """ScaleRL's own way is to interrupt, GRPO's to cut: what interrupting is worth has the other sign."""
     both = [row(name, 3, size="3M", last=16, problems=16384) for name in ("scalerl", "grpo")]
     for made in both:
         made["case"]["both_ways"] = True
-        made["points"]["pass_rate"], made["points"]["pass_rate_other_limits"] = [0.5, 0.6], [0.48, 0.61]
-    record(BASE)
-    assert notes.both_ways_text() == ""
     record(BASE + both)
-    text = notes.both_ways_text()
-    assert "+0.020, -0.010 after 0, 16 steps of ScaleRL (3M, seed 3)" in text
-    assert "-0.020, +0.010 after 0, 16 steps of GRPO (3M, seed 3)" in text
     assert runs.read_group(runs.Group("3M", problems=16384)) == {}
 
 
 def test_all_comparisons_are_corrected_together(record) -> None:
     """ScaleRL's to itself: t of 19, p of .0027, four times that. GRPO's: t of about 1.5."""
-    record([])
-    assert family.family_text().startswith("Not recorded yet")
     many = [row("scalerl", s, rise=0.021 + 0.0001 * s, problems=16384, noise=0.01) for s in (0, 1, 2)]
     many += [row("grpo", s, rise=(0.021, 0.03, 0.045)[s], problems=16384, noise=0.01) for s in (0, 1, 2)]
     record([made for made in BASE if made["impl"] == "scalerl"] + many)
-    assert [(label, budget) for label, budget, differences in family.comparisons() if differences] == [
-        ("GRPO, 0.3M on 16,384", 3e5),
-        ("GRPO, 0.3M on 16,384", 2.5e6),
-        ("ScaleRL, 0.3M on 16,384 to itself", 3e5),
-        ("ScaleRL, 0.3M on 16,384 to itself", 1.8e6),
+    grpo, itself = ("GRPO", "0.3M, 16,384", "ScaleRL"), ("ScaleRL", "0.3M, 16,384", "itself, 0.3M, 2,048")
+    assert [key for key, differences in family.comparisons() if differences] == [
+        (*grpo, 3e5),
+        (*grpo, 2.5e6),
+        (*itself, 3e5),
+        (*itself, 1.8e6),
     ]
-    text = family.family_text()
-    assert "make 4 different comparisons" in text
-    assert text.endswith("with k = 8): ScaleRL, 0.3M on 16,384 to itself (0.3M, 1.8M).")
-
-
-def test_nothing_to_compare_is_not_corrected() -> None:
-    assert table.correction({}) == "No comparison of two seeds or more."
-    assert table.correction({("a", 1.0): 0.01}) == "One comparison."
-
-
-def test_spread_of_few_seeds_is_not_told() -> None:
-    """Three of ScaleRL at .1, .2 and .3 before training: .1; a recipe's differences of .01, .02 and .03: .01."""
-
-    def of(rate: float, seed: int) -> dict[str, Any]:
-        steps = [0, 16, 64, 80]
-        rates = [0.1 + seed / 10, rate, rate, rate]
-        return {"updates": steps, "tokens": [0, 1e5, 6e5, 7e5], "pass_rate": rates, "stderr": [0.01] * 4}
-
-    made = {"scalerl": {s: of(0.5 + s / 100, s) for s in range(3)}, "grpo": {0: of(0.5, 0)}}
-    few = notes.spread_text({name: dict(list(found.items())[:2]) for name, found in made.items()})
-    assert few == "Fewer than three seeds of ScaleRL are recorded, too few to tell how far seeds lie apart."
-    told = "The standard deviation over seeds is 0.100 for ScaleRL's pass rate before training and 0.010 at its end"
-    assert notes.spread_text(made) == f"{told}; no recipe differs from it on three seeds at 0.3M tokens yet."
-    made["grpo"] = {s: of(0.51 + s / 50, s) for s in range(3)}
-    one = notes.spread_text(made)
-    assert one == f"{told}; for differences within seeds at 0.3M tokens it is 0.010."
-    made["dapo"] = {s: of(0.51 + s / 25, s) for s in range(3)}
-    assert notes.spread_text(made).endswith("it is 0.010 to 0.030.")
+    heads, _, *lines = family.family_table().splitlines()
+    assert "corrected for 4" in heads
+    assert sorted(line.split(" | ")[:4] for line in lines) == [
+        ["| ScaleRL", *itself[1:], at] for at in ("0.3M", "1.8M")
+    ]
