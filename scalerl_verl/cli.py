@@ -8,8 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from scalerl_verl.curves.arguments import add_commands
 from scalerl_verl.planning.command import add_plan
+from scalerl_verl.scaling.arguments import add_commands
 from scalerl_verl.terminal import accept_any_text
 
 PIPE_CLOSED = 141
@@ -17,7 +17,7 @@ PIPE_CLOSED = 141
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from scalerl_verl.doctor import run_doctor
+    from scalerl_verl.doctor.command import run_doctor
 
     report = run_doctor(processes=not arguments.no_processes, run_dir=arguments.run_dir)
     print("\n".join(report.lines))

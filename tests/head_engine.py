@@ -147,7 +147,7 @@ def run_case(folder: Path, case: str) -> dict[str, Any]:
     import vllm.envs
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-    from scalerl_verl.upstream.vllm.head import is_native, make_layer
+    from scalerl_verl.head.vllm import is_native, make_layer
 
     kind, *flags = case.split("-")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int("v2" in flags))
@@ -194,7 +194,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for case in sys.argv[2:]:
         found = run_case(folder, case)
-        from scalerl_verl.plugins import status
+        from scalerl_verl.upstream import status
 
         found["record"] = status.read_facts("fp32_head")[-1]
         (folder / f"{case}.json").write_text(json.dumps(found))

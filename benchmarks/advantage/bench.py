@@ -24,9 +24,9 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, compute_grpo_vectorized_outcome_advantage
 
 from benchmarks.rows import append_rows, run_facts
-from scalerl_verl.plugins.algorithms import estimate_advantages
-from scalerl_verl.plugins.training_step import advantage_step
+from scalerl_verl.advantage.step import advantage_step
 from scalerl_verl.upstream.activation import ACTIVE_ENV
+from scalerl_verl.verl.algorithms import estimate_advantages
 
 GROUP_SIZE = 16
 MAX_SHARE = 0.5

@@ -17,12 +17,13 @@ from benchmarks.evidence.compare import LATE, LEVEL
 from benchmarks.markdown import table
 from benchmarks.miniature.runs import KEPT, LABELS, MANY, REFERENCE, Group, Points, points_of, read_group
 from benchmarks.rows import REPO
-from scalerl_verl.curves.plot import write_plot
-from scalerl_verl.scaling import FitRefused, fit_curve, solver
-from scalerl_verl.scaling.backtest import backtest
-from scalerl_verl.scaling.fitting import pose
-from scalerl_verl.scaling.result import CurveFit
-from scalerl_verl.scaling.solver import Problems
+from scalerl_verl.scaling import FitRefused, fit_curve
+from scalerl_verl.scaling.fit import solver
+from scalerl_verl.scaling.fit.backtest import backtest
+from scalerl_verl.scaling.fit.fitting import pose
+from scalerl_verl.scaling.fit.result import CurveFit
+from scalerl_verl.scaling.fit.solver import Problems
+from scalerl_verl.scaling.plot import write_plot
 
 LARGER = Group("3M", problems=MANY)
 PICTURES = {REPO / "docs" / "evidence.png": Group(), REPO / "docs" / "evidence-3M.png": LARGER}

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.rows import append_rows, run_facts
 from scalerl_verl.scaling import fit_curve, sigmoid
-from scalerl_verl.scaling.paper_grid import Grid, search, search_literally
+from scalerl_verl.scaling.fit.paper_grid import Grid, search, search_literally
 
 TRUTH = {"A": 0.645, "B": 1.70, "C_mid": 8000.0, "R0": 0.30}
 NOISE = 0.005

@@ -196,7 +196,7 @@ def bench_engine(sizes: Sizes, facts: dict[str, Any]) -> list[dict[str, Any]]:
         llm = start_engine(sizes, Path(folder))
     from vllm import SamplingParams
 
-    from scalerl_verl.plugins import status
+    from scalerl_verl.upstream import status
 
     (record,) = status.read_facts("fp32_head")
     prompts = [{"prompt_token_ids": [1 + i % 7] * 16} for i in range(sizes.num_requests)]

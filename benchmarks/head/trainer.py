@@ -23,7 +23,7 @@ import torch
 from benchmarks.rows import append_rows, describe_gpu, run_facts
 from scalerl_verl.head import fp32_logits, linear_logprobs, shared_pass_logprobs
 from scalerl_verl.head.matmul import exact_fp32
-from scalerl_verl.losses.cispo import cispo_token_loss
+from scalerl_verl.loss.cispo import cispo_token_loss
 
 CASES = ("8192x4096x151936", "16384x1024x151936", "8192x4096x32000")
 EPS_MAX = 5.0

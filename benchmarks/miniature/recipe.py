@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
-from scalerl_verl.advantages import row_weights, scalerl_advantages
+from scalerl_verl.advantage import row_weights, scalerl_advantages
 from scalerl_verl.curriculum.rules import ResamplingRules
-from scalerl_verl.losses import aggregate_loss, cispo_token_loss
+from scalerl_verl.loss import aggregate_loss, cispo_token_loss
 from scalerl_verl.planning.resolve import compose_run
 
 OFF_POLICY = "ppo_off_policy"

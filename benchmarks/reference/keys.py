@@ -16,15 +16,16 @@ import yaml
 
 from benchmarks.markdown import table
 from scalerl_verl import metrics
+from scalerl_verl.advantage.length_penalty import LengthPenalty
 from scalerl_verl.cli import build_parser
+from scalerl_verl.config.settings import AlgorithmSettings
 from scalerl_verl.curriculum import ResamplingRules
+from scalerl_verl.interruption.budgets import InterruptionSettings
+from scalerl_verl.interruption.lengths import AlarmSettings
+from scalerl_verl.loss.settings import PolicyLossSettings
 from scalerl_verl.pipeline.settings import OffPolicySettings, PipelineSettings
-from scalerl_verl.plugins.settings import AlgorithmSettings, PolicyLossSettings
-from scalerl_verl.rollout.budgets import InterruptionSettings
-from scalerl_verl.rollout.length_penalty import LengthPenalty
-from scalerl_verl.rollout.lengths import AlarmSettings
 from scalerl_verl.upstream import activation
-from scalerl_verl.upstream.table import SYMBOLS
+from scalerl_verl.verl.patches import SYMBOLS
 
 PRESETS = Path(metrics.__file__).parent / "configs" / "scalerl"
 SECTIONS: dict[str, Any] = {

@@ -13,7 +13,7 @@ import attempt
 from runner import run_folder
 from spec import Run
 
-from scalerl_verl.curves.reading import read_run
+from scalerl_verl.scaling.logs.reading import read_run
 
 PREFIXES = ("scalerl/compute/", "scalerl/validation/")
 

@@ -19,7 +19,7 @@ from typing import IO
 
 from run_files import LaunchError
 
-from scalerl_verl.platform.reap import (
+from scalerl_verl.reap import (
     end_processes,
     find_shared_memory,
     remove_shared_memory,

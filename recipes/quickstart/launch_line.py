@@ -11,7 +11,7 @@ from pathlib import Path
 
 from run_files import Paths
 
-from scalerl_verl.platform.reap import run_marks
+from scalerl_verl.reap import run_marks
 
 HERE = Path(__file__).resolve().parent
 

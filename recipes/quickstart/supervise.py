@@ -13,7 +13,7 @@ from typing import IO
 from progress import Progress
 from run_files import Paths
 
-from scalerl_verl.platform.reap import (
+from scalerl_verl.reap import (
     Process,
     end_processes,
     find_shared_memory,

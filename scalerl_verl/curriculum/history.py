@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scalerl_verl.advantages.sessions import index_sessions
+from scalerl_verl.advantage.sessions import index_sessions
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP32 LM head: log-probabilities and entropy from hidden states, logits in FP32 and never all at once."""
+"""FP32 LM head: log-probabilities and entropy from hidden states, logits in FP32 and never all at once.
 
-from scalerl_verl.head.functional import IMPLEMENTATIONS, LogProbs, linear_logprobs
-from scalerl_verl.head.logits import fp32_logits
-from scalerl_verl.head.shared_pass import shared_pass_logprobs
+PyTorch is imported when a function is taken from here: the list of patches stands in this room, too.
+"""
 
-__all__ = ["IMPLEMENTATIONS", "LogProbs", "fp32_logits", "linear_logprobs", "shared_pass_logprobs"]
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "IMPLEMENTATIONS": "functional",
+    "LogProbs": "functional",
+    "fp32_logits": "logits",
+    "linear_logprobs": "functional",
+    "shared_pass_logprobs": "shared_pass",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -13,8 +13,8 @@ from typing import Any
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
+from scalerl_verl.columns import ROLLOUT_N, objects_of, read_group_sizes
 from scalerl_verl.pipeline.admission import AdmissionRule
-from scalerl_verl.pipeline.columns import ROLLOUT_N, objects_of, read_group_sizes
 from scalerl_verl.pipeline.failures import ERROR_TAG, WAITING_TAG
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch
 

@@ -16,7 +16,7 @@ import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from scalerl_verl.planning.transfer import generator_dtype
+from scalerl_verl.pipeline.transfer import generator_dtype
 
 logger = logging.getLogger(__name__)
 _WRAPPER = "_fsdp_wrapped_module"

@@ -17,7 +17,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from scalerl_verl.errors import RequestFailedError, WeightSyncError
 from scalerl_verl.pipeline.engine_checks import require_updatable
 from scalerl_verl.pipeline.versions import VersionLog, oldest_version, truncate_runs
-from scalerl_verl.upstream.vllm.engine_versions import METHOD, RECOMPUTE, SWAP
+from scalerl_verl.pipeline.vllm import METHOD, RECOMPUTE, SWAP
 
 NO_VERSION = -1
 """Version of the weights that an engine invents before the first update."""

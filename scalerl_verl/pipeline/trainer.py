@@ -22,10 +22,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 
+from scalerl_verl.columns import objects_of, read_group_sizes
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.batch import measure_batch
-from scalerl_verl.pipeline.columns import objects_of, read_group_sizes
 from scalerl_verl.pipeline.failures import WAITING_TAG
 from scalerl_verl.pipeline.groups import GroupWatch
 from scalerl_verl.pipeline.settings import pipeline_settings

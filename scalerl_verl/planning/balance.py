@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.planning.shapes import ModelShape
+from scalerl_verl.shapes import ModelShape
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scalerl_verl.pipeline.transfer import bucket_problem, largest_sent
 from scalerl_verl.planning.layout import RunLayout
-from scalerl_verl.planning.shapes import ModelShape
-from scalerl_verl.planning.transfer import bucket_problem, largest_sent
+from scalerl_verl.shapes import ModelShape
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"

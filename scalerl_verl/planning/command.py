@@ -86,11 +86,11 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
     Raises:
         ScaleRLConfigError: a wrong argument, recipe or config.
     """
+    from scalerl_verl.config.preset_report import find_fixes
     from scalerl_verl.planning.balance import DEVICES, Assumptions
     from scalerl_verl.planning.layout import GIB, read_layout
     from scalerl_verl.planning.plan import make_plan, with_gpus
     from scalerl_verl.planning.resolve import Primary, compose_and_compare
-    from scalerl_verl.plugins.preset_report import find_fixes
 
     _check_arguments(arguments, sorted(DEVICES))
     overrides, model_file = _resolve(arguments)
@@ -167,7 +167,7 @@ def _resolve(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
 
 def _find_shape(config: DictConfig, given: str | None, stored: Path | None) -> Any:
     from scalerl_verl.names import select
-    from scalerl_verl.planning.shapes import find_shape
+    from scalerl_verl.shapes import find_shape
 
     model = str(select(config, "actor_rollout_ref.model.path"))
     if given is None and stored is not None and not (Path(model).expanduser() / "config.json").is_file():
@@ -179,10 +179,11 @@ def _startup_problems(config: DictConfig) -> list[str]:
     """What the run itself would refuse at start, as far as that needs no file; budgets by the phrase's letters."""
     from omegaconf import OmegaConf
 
+    from scalerl_verl.config import checks as config_checks
     from scalerl_verl.config_numbers import check_numbers
+    from scalerl_verl.interruption import settings as interruption_settings
+    from scalerl_verl.interruption.budgets import resolve_budgets
     from scalerl_verl.names import asked_names, select
-    from scalerl_verl.plugins import config_checks, interruption_settings
-    from scalerl_verl.rollout.budgets import resolve_budgets
 
     if not asked_names(config):
         return list(check_numbers(config)[0].values())

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scalerl_verl.planning.shapes import ModelShape
-from scalerl_verl.planning.transfer import NO_TRANSFER, Transfer, largest_sent, staged_bytes
+from scalerl_verl.pipeline.transfer import NO_TRANSFER, Transfer, largest_sent, staged_bytes
+from scalerl_verl.shapes import ModelShape
 
 FP32 = 4
 

@@ -11,10 +11,10 @@ from omegaconf import DictConfig
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import select
 from scalerl_verl.pipeline.settings import PipelineSettings
+from scalerl_verl.pipeline.transfer import BYTES, SEPARATE, Transfer, read_transfer
 from scalerl_verl.planning.generator import GeneratorSetup
-from scalerl_verl.planning.shapes import ModelShape
 from scalerl_verl.planning.trainer import TrainerSetup
-from scalerl_verl.planning.transfer import BYTES, SEPARATE, Transfer, read_transfer
+from scalerl_verl.shapes import ModelShape
 
 GIB = 2**30
 _ACTOR = "actor_rollout_ref.actor"

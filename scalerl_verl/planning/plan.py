@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from scalerl_verl.pipeline.transfer import BUCKET
 from scalerl_verl.planning import checks
 from scalerl_verl.planning.balance import DEVICES, Assumptions, Rates, decode_step_s, find_rates
 from scalerl_verl.planning.generator import GeneratorMemory, generator_memory
 from scalerl_verl.planning.layout import GIB, RunLayout, num_shards
 from scalerl_verl.planning.queueing import Queueing, find_queueing
-from scalerl_verl.planning.shapes import ModelShape
 from scalerl_verl.planning.trainer import TrainerMemory, trainer_memory
-from scalerl_verl.planning.transfer import BUCKET
+from scalerl_verl.shapes import ModelShape
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, open_dict
 from scalerl_verl.errors import ScaleRLConfigError
 
 if TYPE_CHECKING:
-    from scalerl_verl.plugins.preset_report import Difference
+    from scalerl_verl.config.preset_report import Difference
 
 CONFIG = "config.yaml"
 MODEL = "model.json"
@@ -99,7 +99,7 @@ def compose_and_compare(overrides: Sequence[str], primary: Primary = Primary()) 
     Raises:
         ScaleRLConfigError: what Hydra refuses.
     """
-    from scalerl_verl.plugins.preset_report import find_differences
+    from scalerl_verl.config.preset_report import find_differences
 
     with _composed(overrides, primary) as (config, hydra):
         return config, find_differences(config, hydra)

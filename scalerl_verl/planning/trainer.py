@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalerl_verl.planning.shapes import ModelShape
-from scalerl_verl.planning.transfer import NO_TRANSFER, Transfer, largest_gathered
+from scalerl_verl.pipeline.transfer import NO_TRANSFER, Transfer, largest_gathered
+from scalerl_verl.shapes import ModelShape
 
 FP32 = 4
 INDEX_BYTES = 33

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute-performance curves: the sigmoid of ScaleRL, its fit, and how sure it is."""
+"""Compute-performance curves: fit/ (the arithmetic), logs/ (readers of runs), the commands and their reports.
 
-from scalerl_verl.scaling.curve import sigmoid
-from scalerl_verl.scaling.fitting import fit_curve
-from scalerl_verl.scaling.paper_grid import Grid
-from scalerl_verl.scaling.points import FitRefused, Points
-from scalerl_verl.scaling.result import CurveFit, Trouble
+What `scalerl_verl.scaling.fit` offers can be taken from here; SciPy is imported when it is.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __all__ = ["CurveFit", "FitRefused", "Grid", "Points", "Trouble", "fit_curve", "sigmoid"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.fit"), name)

@@ -7,12 +7,12 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from scalerl_verl.scaling.backtest import Forecast
-from scalerl_verl.scaling.bootstrap import Bootstrap
-from scalerl_verl.scaling.compare import Pair, Row
-from scalerl_verl.scaling.prediction import Gain, Prediction, Reach
-from scalerl_verl.scaling.result import CurveFit, Interval
-from scalerl_verl.scaling.rivals import HeldOut
+from scalerl_verl.scaling.fit.backtest import Forecast
+from scalerl_verl.scaling.fit.bootstrap import Bootstrap
+from scalerl_verl.scaling.fit.compare import Pair, Row
+from scalerl_verl.scaling.fit.prediction import Gain, Prediction, Reach
+from scalerl_verl.scaling.fit.result import CurveFit, Interval
+from scalerl_verl.scaling.fit.rivals import HeldOut
 
 NAMES = {"sigmoid": "sigmoid (Eq. 1)", "power_law": "power law", "logistic": "logistic in compute"}
 

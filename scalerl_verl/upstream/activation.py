@@ -15,6 +15,7 @@ ALLOW_UNKNOWN_ENV = "SCALERL_VERL_ALLOW_UNKNOWN_SOURCE"
 STATUS_DIR_ENV = "SCALERL_VERL_STATUS_DIR"
 SYNC_TIMEOUT_ENV = "SCALERL_VERL_SYNC_TIMEOUT_S"
 ROOT_LEVEL_ENV = "SAGEMAKER_CONTAINER_LOG_LEVEL"
+DEFAULT_SYNC_TIMEOUT_S = 600.0
 
 FORWARDED_ENV = (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV, STATUS_DIR_ENV, SYNC_TIMEOUT_ENV)
 """Variables every node's processes need; Ray forwards only what runtime_env lists to other nodes."""
@@ -65,3 +66,21 @@ def applies(when: str) -> bool:
     if when == "always":
         return True
     return is_cpu_platform() if when == "cpu" else is_active()
+
+
+def sync_timeout_s() -> float:
+    """Seconds without a sign of life of the receiver after which a weight update fails.
+
+    Raises:
+        ValueError: the environment variable is not a positive number.
+    """
+    text = os.environ.get(SYNC_TIMEOUT_ENV, "")
+    if not text:
+        return DEFAULT_SYNC_TIMEOUT_S
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise ValueError(f"{SYNC_TIMEOUT_ENV}={text!r} must be a positive number of seconds")
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from scalerl_verl.errors import PatchError
@@ -23,17 +24,20 @@ def stay_out(reason: str) -> None:
     _reasons.append(reason)
 
 
-def check_sources() -> None:
+def check_sources(specs: Iterable[PatchSpec]) -> None:
     """Look at every symbol that this run would have patched, in any process, without importing one.
+
+    Args:
+        specs: every symbol that this package touches.
 
     Raises:
         PatchError: all that differ from what the patches were written for.
     """
-    found = list(_reasons)
+    found, due = list(_reasons), _due(specs)
     if os.environ.get(ALLOW_UNKNOWN_ENV) != "1":
-        found += [reason for reason in map(static_mismatch, _specs_due()) if reason is not None]
+        found += [reason for reason in map(static_mismatch, due) if reason is not None]
     if found:
-        versions = sorted({f"{spec.distribution} {spec.versions}" for spec in _specs_due()})
+        versions = sorted({f"{spec.distribution} {spec.versions}" for spec in due})
         raise PatchError(
             "scalerl_verl refuses to start this run, the installed verl or vLLM is not what its patches were written "
             "for:\n  "
@@ -43,13 +47,11 @@ def check_sources() -> None:
         )
 
 
-def _specs_due() -> list[PatchSpec]:
+def _due(specs: Iterable[PatchSpec]) -> list[PatchSpec]:
     """Patches of a run that uses our names; vLLM's only where vLLM is installed."""
-    from scalerl_verl.upstream.table import SYMBOLS
-
     return [
         spec
-        for spec in SYMBOLS
+        for spec in specs
         if (spec.when != "cpu" or is_cpu_platform()) and (spec.distribution == "verl" or installed_version("vllm"))
     ]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from scalerl_verl.json_lines import read_records
-from scalerl_verl.plugins.compute import LOG_FILE
+from scalerl_verl.ledger.verl import LOG_FILE
 from tests.e2e.launching import VerlRun
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalerl_verl.metrics import undocumented
-from scalerl_verl.platform.reap import (
+from scalerl_verl.reap import (
     Process,
     end_processes,
     find_processes,

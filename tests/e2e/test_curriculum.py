@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalerl_verl.curves.reading import read_run
-from scalerl_verl.curves.selection import choose_curve
 from scalerl_verl.json_lines import read_records
+from scalerl_verl.scaling.logs.reading import read_run
+from scalerl_verl.scaling.logs.selection import choose_curve
 from tests.e2e.conftest import RunVerl
 from tests.e2e.launching import GROUP_SIZE, VerlRun
 from tests.e2e.prompts_ahead import (

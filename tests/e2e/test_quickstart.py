@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalerl_verl.platform.reap import find_shared_memory, see_processes
+from scalerl_verl.reap import find_shared_memory, see_processes
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, PROBE, REPO, title_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

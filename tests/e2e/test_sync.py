@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalerl_verl.curves.reading import read_run
-from scalerl_verl.curves.selection import choose_curve
 from scalerl_verl.json_lines import read_records
+from scalerl_verl.scaling.logs.reading import read_run
+from scalerl_verl.scaling.logs.selection import choose_curve
 from tests.e2e.conftest import SYNC_STEPS, RunVerl, sync_inputs
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
 from tests.e2e.weights import compare_updates

@@ -3,7 +3,7 @@
 
 import pytest
 
-from scalerl_verl.plugins import bookkeeping
+from scalerl_verl import bookkeeping
 from tests.e2e.conftest import run_verl, tiny_assets
 
 __all__ = ["run_verl", "tiny_assets"]

@@ -11,12 +11,12 @@ from typing import Any
 
 import ray
 
-from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
 
 from scalerl_verl.pipeline.server import PipelineHttpServer, PipelineReplica  # noqa: E402
-from scalerl_verl.upstream.vllm.engine_versions import SWAP  # noqa: E402
+from scalerl_verl.pipeline.vllm import SWAP  # noqa: E402
 from tests.pipeline_server import furnish  # noqa: E402
 
 

@@ -23,9 +23,9 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils.losses import ppo_loss
 
 from scalerl_verl.errors import HeadError
-from scalerl_verl.plugins import head_check
-from scalerl_verl.plugins.policy_loss_config import ScaleRLPolicyLossConfig
-from tests.unit.plugins.head_engines import Case, make_data, make_engine
+from scalerl_verl.head import verl_check as head_check
+from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
+from tests.unit.head.head_engines import Case, make_data, make_engine
 
 
 def refusal(start: Callable[[], Any]) -> str:

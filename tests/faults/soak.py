@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import run_facts
-from scalerl_verl.curves.segments import STEPS_FILE
 from scalerl_verl.json_lines import read_records
+from scalerl_verl.scaling.logs.segments import STEPS_FILE
 from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, last_step, launch_verl, make_assets, title_of
 from tests.e2e.pipeline_data import read_responses
 from tests.e2e.test_pipeline import LONG, PRESETS

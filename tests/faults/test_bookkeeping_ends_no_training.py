@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
+from scalerl_verl import bookkeeping
+from scalerl_verl.advantage import length_step
 from scalerl_verl.curriculum import DroppedPrompt, EpochChange, ResamplingRules
-from scalerl_verl.curves.segments import STEPS_FILE
+from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.json_lines import read_records
-from scalerl_verl.plugins import bookkeeping, compute, length_step, status, step_log
-from scalerl_verl.plugins.drop_list import DropList
+from scalerl_verl.ledger import step_log
+from scalerl_verl.ledger import verl as compute
+from scalerl_verl.scaling.logs.segments import STEPS_FILE
+from scalerl_verl.upstream import status
 from scalerl_verl.upstream.activation import STATUS_DIR_ENV
-from tests.unit.plugins.test_compute import start, wrapped  # noqa: F401 - a fixture
+from tests.unit.ledger.test_compute import start, wrapped  # noqa: F401 - a fixture
 
 FULL = Path("/dev/full")
 
@@ -54,7 +58,7 @@ def test_training_goes_on_where_no_file_of_ours_can_be_written(
 
 def patched_save() -> Any:
     """Our wrapper around a checkpoint of verl's that goes elsewhere (async_save, a disk of its own)."""
-    from scalerl_verl.upstream.verl import compute as patches
+    from scalerl_verl.verl import compute as patches
 
     (spec,) = [spec for spec in patches.SPECS if spec.target == "PPOTrainer._save_checkpoint"]
     return spec.build(lambda trainer: None, None)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.config.machine_checks import find_problems
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.interruption.settings import find_model_problems
 from scalerl_verl.names import PLATFORM_ENV
-from scalerl_verl.planning.shapes import find_shape
-from scalerl_verl.plugins.interruption_settings import find_model_problems
-from scalerl_verl.plugins.machine_checks import find_problems
-from tests.unit.plugins.test_machine_checks import config, roomy_machine  # noqa: F401 - fixtures
+from scalerl_verl.shapes import find_shape
+from tests.unit.config.test_machine_checks import config, roomy_machine  # noqa: F401 - fixtures
 
 QWEN3 = {
     "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512,

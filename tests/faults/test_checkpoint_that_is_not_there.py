@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from scalerl_verl.plugins.machine_checks import find_problems
-from tests.unit.plugins.test_machine_checks import config, roomy_machine  # noqa: F401 - fixtures
+from scalerl_verl.config.machine_checks import find_problems
+from tests.unit.config.test_machine_checks import config, roomy_machine  # noqa: F401 - fixtures
 
 
 def problems_of(config: DictConfig, mode: Any, path: Any) -> list[str]:  # noqa: F811

@@ -26,10 +26,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
 from scalerl_verl.curriculum import NoPositiveResampling, ResamplingRules
-from scalerl_verl.plugins import compute
-from scalerl_verl.plugins.prompt_ids import count_copies, prompt_id
-from scalerl_verl.upstream.verl import compute as compute_patches
-from scalerl_verl.upstream.verl import curriculum as curriculum_patches
+from scalerl_verl.curriculum.prompt_ids import count_copies, prompt_id
+from scalerl_verl.ledger import verl as compute
+from scalerl_verl.verl import compute as compute_patches
+from scalerl_verl.verl import curriculum as curriculum_patches
 
 CONFIG = OmegaConf.create({"train_batch_size": 2, "shuffle": False, "filter_overlong_prompts": False})
 
@@ -101,7 +101,7 @@ def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         name = spec.target.removeprefix("PPOTrainer.")
         if name in ("_load_checkpoint", "_validate", "_val_metrics_update"):
             monkeypatch.setattr(StubTrainer, name, spec.build(getattr(StubTrainer, name), None))
-    monkeypatch.setattr("scalerl_verl.plugins.length_step.watches_lengths", lambda config: False)
+    monkeypatch.setattr("scalerl_verl.advantage.length_step.watches_lengths", lambda config: False)
 
     def run(dataset: Any, failing: Iterable[int] = ()) -> dict[str, float]:
         trainer = {"default_local_dir": str(tmp_path), "nnodes": 1, "n_gpus_per_node": 1, "resume_mode": "auto"}

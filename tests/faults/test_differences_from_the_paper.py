@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from scalerl_verl.curves.arguments import add_commands
+from scalerl_verl.interruption.budgets import Budgets, InterruptionSettings
+from scalerl_verl.interruption.markers import ThinkingScript
+from scalerl_verl.interruption.response import NATURAL, InterruptedResponse
 from scalerl_verl.planning.resolve import compose_run
-from scalerl_verl.rollout.budgets import Budgets, InterruptionSettings
-from scalerl_verl.rollout.interruption import NATURAL, InterruptedResponse
-from scalerl_verl.rollout.markers import ThinkingScript
+from scalerl_verl.scaling.arguments import add_commands
 from tests.recipe_modules import RECIPES, load_recipe_module
 
 REPO = RECIPES.parent

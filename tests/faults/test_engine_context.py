@@ -16,13 +16,15 @@ from verl.utils.transferqueue_utils import KVBatchMeta
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
-from scalerl_verl.plugins import agent_loop, context, length_step
-from scalerl_verl.plugins.agent_loop import InterruptingClient
-from scalerl_verl.plugins.config_checks import find_problems
-from scalerl_verl.rollout.budgets import InterruptionSettings, resolve_budgets
-from scalerl_verl.rollout.interruption import RECORD_KEY
-from scalerl_verl.rollout.markers import ThinkingScript
-from tests.unit.plugins.composed import changed
+from scalerl_verl import engine_context as context
+from scalerl_verl.advantage import length_step
+from scalerl_verl.config.checks import find_problems
+from scalerl_verl.interruption import verl as agent_loop
+from scalerl_verl.interruption.budgets import InterruptionSettings, resolve_budgets
+from scalerl_verl.interruption.markers import ThinkingScript
+from scalerl_verl.interruption.response import RECORD_KEY
+from scalerl_verl.interruption.verl import InterruptingClient
+from tests.unit.composed import changed
 
 ROLLOUT = "actor_rollout_ref.rollout"
 LENGTHS = {f"{ROLLOUT}.prompt_length": 64, f"{ROLLOUT}.response_length": 192}

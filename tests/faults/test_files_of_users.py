@@ -16,12 +16,12 @@ from types import ModuleType
 import pyarrow.parquet
 import pytest
 
+from scalerl_verl.config import machine_checks
 from scalerl_verl.curriculum import ResamplingRules
+from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.curriculum.rules import DroppedPrompt
 from scalerl_verl.curriculum.sampler import EpochChange
 from scalerl_verl.json_lines import read_records, split_lines
-from scalerl_verl.plugins import machine_checks
-from scalerl_verl.plugins.drop_list import DropList
 from tests.recipe_modules import load_quickstart_module, load_recipe_module
 
 REPO = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ from verl.utils.config import validate_config
 from hydra import compose, initialize_config_module
 with initialize_config_module("verl.trainer.config", version_base=None):
     config = compose("ppo_trainer", overrides=sys.argv[1:])
-from scalerl_verl.plugins.startup import prepare_run
+from scalerl_verl.verl.startup import prepare_run
 print("ASKED", prepare_run(config), "RAY", "ray" in sys.modules and sys.modules["ray"].is_initialized())
 """
 

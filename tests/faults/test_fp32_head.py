@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from scalerl_verl.plugins.config_checks import find_problems
-from tests.unit.plugins.composed import HEAD, HEAD_DTYPE, changed
-from tests.unit.plugins.test_head_engines import save_models
+from scalerl_verl.config.checks import find_problems
+from tests.unit.composed import HEAD, HEAD_DTYPE, changed
+from tests.unit.head.test_head_engines import save_models
 
 REPO = Path(__file__).resolve().parents[2]
 

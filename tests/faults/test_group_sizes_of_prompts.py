@@ -14,13 +14,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from scalerl_verl.pipeline.columns import ROLLOUT_N
-from scalerl_verl.plugins import curriculum_settings, group_size_checks
-from scalerl_verl.plugins.curriculum import wrap_sampler
-from scalerl_verl.plugins.curriculum_settings import CLASS_PATH
+from scalerl_verl.advantage import group_size_checks
+from scalerl_verl.columns import ROLLOUT_N
+from scalerl_verl.curriculum import settings as curriculum_settings
+from scalerl_verl.curriculum.settings import CLASS_PATH
+from scalerl_verl.curriculum.verl import wrap_sampler
 from tests.faults.test_optimizer_steps import GROUP, Trainer, balance_batch, queue, sampled  # noqa: F401 - a fixture
-from tests.unit.plugins.composed import changed
-from tests.unit.plugins.test_curriculum import make_data, make_row
+from tests.unit.composed import changed
+from tests.unit.curriculum.test_curriculum import make_data, make_row
 
 
 def write(path: Path, column: list[Any] | None) -> Path:

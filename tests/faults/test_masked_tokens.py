@@ -18,9 +18,9 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.config import actor as actor_module
 from verl.workers.utils import losses
 
-from scalerl_verl.losses import aggregate_loss
+from scalerl_verl.loss import aggregate_loss
 from scalerl_verl.upstream.activation import ACTIVE_ENV
-from scalerl_verl.upstream.verl import prompt_mean, training_step
+from scalerl_verl.verl import prompt_mean, training_step
 
 MASKS = [[1, 0, 1, 0], [1, 1], [0]]
 """A token put in, one cut off at the end, and a padding row."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from scalerl_verl.plugins.legacy_keys import find_problems, new_key
-from tests.unit.plugins.composed import compose_config
+from scalerl_verl.config.legacy_keys import find_problems, new_key
+from tests.unit.composed import compose_config
 
 SECTIONS = ("reward_model", "custom_reward_function", "sandbox_fusion")
 

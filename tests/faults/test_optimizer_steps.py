@@ -27,13 +27,14 @@ from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
 from verl.utils.seqlen_balancing import calculate_workload
 
-from scalerl_verl.losses import cispo_metrics
-from scalerl_verl.plugins import optimizer_steps, training_step
-from scalerl_verl.plugins.algorithms import metric_aggregations, policy_loss
-from scalerl_verl.plugins.token_means import WEIGHT
+from scalerl_verl.advantage import step as training_step
+from scalerl_verl.advantage import verl_optimizer_steps as optimizer_steps
+from scalerl_verl.loss import cispo_metrics
+from scalerl_verl.loss.token_means import WEIGHT
 from scalerl_verl.upstream.activation import ACTIVE_ENV
-from scalerl_verl.upstream.verl import training_step as patches
-from tests.unit.plugins.composed import changed
+from scalerl_verl.verl import training_step as patches
+from scalerl_verl.verl.algorithms import metric_aggregations, policy_loss
+from tests.unit.composed import changed
 
 GROUP = 4
 BUILDERS = {spec.target: spec.build for spec in patches.SPECS}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scalerl_verl.plugins.config_checks import find_problems
-from tests.unit.plugins.composed import ACTOR, changed, check_refusal
+from scalerl_verl.config.checks import find_problems
+from tests.unit.composed import ACTOR, changed, check_refusal
 
 PENALTY = "algorithm.scalerl.reward_shaping.length_penalty"
 NORM = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}

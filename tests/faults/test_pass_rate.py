@@ -14,14 +14,15 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 
-from scalerl_verl.advantages.passed import PassRule
+from scalerl_verl.advantage import passing
+from scalerl_verl.advantage.passed import PassRule
+from scalerl_verl.advantage.step import AdvantageStep
+from scalerl_verl.config.checks import find_problems
 from scalerl_verl.curriculum import NoPositiveResampling, ResamplingRules
+from scalerl_verl.curriculum import verl as curriculum
 from scalerl_verl.errors import RewardError
-from scalerl_verl.plugins import curriculum, passing
-from scalerl_verl.plugins.compute import RunLedger, end_validation, note_samples
-from scalerl_verl.plugins.config_checks import find_problems
-from scalerl_verl.plugins.training_step import AdvantageStep
-from tests.unit.plugins.composed import changed
+from scalerl_verl.ledger.verl import RunLedger, end_validation, note_samples
+from tests.unit.composed import changed
 
 ROWS: list[tuple[float, dict[str, Any], bool]] = [
     # reward, what the reward function returned, passed
@@ -170,7 +171,7 @@ def test_definition_is_checked_at_start() -> None:
 
 def test_outcomes_of_prompts_are_those_of_the_task(tmp_path: Path) -> None:
     """All responses of a got the bonus for the format and are wrong; those of b are right and equally penalised."""
-    from scalerl_verl.advantages import Sessions, session_advantages
+    from scalerl_verl.advantage import Sessions, session_advantages
 
     rewards, groups = np.array([0.1, 0.1, -0.3, -0.3, 1.0, -1.0]), list("aabbcc")
     step = AdvantageStep("token-mean", {}, config=config_of(), sessions=Sessions.one_per_row(6), rewards_B=rewards)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scalerl_verl.plugins.compute import STATE_FILE
+from scalerl_verl.ledger.verl import STATE_FILE
 from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
 from tests.e2e.launching import NUM_PROMPTS, VerlRun, last_step, title_of

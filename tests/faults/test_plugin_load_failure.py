@@ -20,7 +20,7 @@ class _Broken:
     """Stands for a broken installation: the module behind the entry point cannot be imported."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname == "scalerl_verl.plugins.install":
+        if fullname == "scalerl_verl.verl.install":
             raise RuntimeError("planted fault")
 
 sys.meta_path.insert(0, _Broken())

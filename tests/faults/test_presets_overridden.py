@@ -18,9 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
 from scalerl_verl.cli import main as scalerl
+from scalerl_verl.config import preset_layers
+from scalerl_verl.config.preset_report import LEFT_TO_YOU, describe, find_differences
 from scalerl_verl.planning.resolve import PRESETS, compose_and_compare
-from scalerl_verl.plugins import preset_layers
-from scalerl_verl.plugins.preset_report import LEFT_TO_YOU, describe, find_differences
 from tests.recipe_modules import RECIPES, REPO
 
 ALL_PRESETS = sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -260,7 +260,7 @@ def test_driver_says_it_at_start(
     """verl's own entry point, up to the place where it starts Ray."""
     from verl.trainer import main_ppo
 
-    from scalerl_verl.plugins import startup
+    from scalerl_verl.verl import startup
 
     class StubRefusalError(Exception):
         """Ends the run where its checks begin."""

@@ -18,7 +18,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
 
@@ -26,12 +26,12 @@ from verl.trainer.ppo.v1 import replay_buffer as verl_buffer  # noqa: E402
 from verl.trainer.ppo.v1 import trainer_base as verl_trainer  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
+from scalerl_verl.columns import ROLLOUT_N, objects_of  # noqa: E402
 from scalerl_verl.errors import ScaleRLConfigError  # noqa: E402
 from scalerl_verl.pipeline import buffer as our_buffer  # noqa: E402
 from scalerl_verl.pipeline import mode_change  # noqa: E402
 from scalerl_verl.pipeline import trainer as our_trainer  # noqa: E402
 from scalerl_verl.pipeline.admission import AdmissionRule  # noqa: E402
-from scalerl_verl.pipeline.columns import ROLLOUT_N, objects_of  # noqa: E402
 from scalerl_verl.pipeline.failures import WAITING_TAG  # noqa: E402
 from scalerl_verl.pipeline.groups import GroupWatch  # noqa: E402
 

@@ -14,12 +14,13 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from scalerl_verl.advantages import classify_groups, rounding_error, scalerl_advantages
-from scalerl_verl.plugins import reward_shaping, training_step
-from scalerl_verl.plugins.algorithms import estimate_advantages
-from scalerl_verl.plugins.training_step import advantage_step
+from scalerl_verl.advantage import classify_groups, rounding_error, scalerl_advantages
+from scalerl_verl.advantage import shaping_step as reward_shaping
+from scalerl_verl.advantage import step as training_step
+from scalerl_verl.advantage.step import advantage_step
 from scalerl_verl.upstream.activation import ACTIVE_ENV
-from scalerl_verl.upstream.verl import training_step as patches
+from scalerl_verl.verl import training_step as patches
+from scalerl_verl.verl.algorithms import estimate_advantages
 
 
 @pytest.fixture(autouse=True)

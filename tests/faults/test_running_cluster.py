@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from scalerl_verl.plugins import machine_checks
-from scalerl_verl.plugins.machine_checks import cluster_address, find_problems
-from tests.unit.plugins.test_machine_checks import config, roomy_machine, set_shm  # noqa: F401 - fixtures
+from scalerl_verl.config import machine_checks
+from scalerl_verl.config.machine_checks import cluster_address, find_problems
+from tests.unit.config.test_machine_checks import config, roomy_machine, set_shm  # noqa: F401 - fixtures
 
 ADDRESS = "ray_kwargs.ray_init.address"
 

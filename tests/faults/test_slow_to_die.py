@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from scalerl_verl.platform import reap
-from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes, see_processes, start_of
+from scalerl_verl import reap
+from scalerl_verl.reap import RUN_ID_ENV, end_processes, find_processes, see_processes, start_of
 
 SLOW_TO_DIE = f"""
 import ctypes, os, subprocess, sys, time

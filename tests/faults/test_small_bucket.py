@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from scalerl_verl.cli import main
+from scalerl_verl.config import machine_checks, transfer_checks
 from scalerl_verl.names import PLATFORM_ENV
-from scalerl_verl.planning.transfer import BUCKET, MIB
-from scalerl_verl.plugins import machine_checks, transfer_checks
-from tests.unit.plugins.composed import compose_config
+from scalerl_verl.pipeline.transfer import BUCKET, MIB
+from tests.unit.composed import compose_config
 
 SMOLLM2 = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152,

@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import trainer_base
 
 from scalerl_verl.cli import main
-from scalerl_verl.curves.reading import read_run
 from scalerl_verl.json_lines import append_line, read_records
-from scalerl_verl.plugins import step_log
-from scalerl_verl.scaling.steps import find_missing, name_steps
-from scalerl_verl.upstream.verl import compute as patches
+from scalerl_verl.ledger import step_log
+from scalerl_verl.scaling.logs.reading import read_run
+from scalerl_verl.scaling.logs.steps import find_missing, name_steps
+from scalerl_verl.verl import compute as patches
 
 
 class Killed(BaseException):
@@ -118,7 +118,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(trainer_base.SkipManager, "init", lambda *a: None)
     monkeypatch.setattr(trainer_base.SkipManager, "set_step", lambda *a: None)
     monkeypatch.setattr(trainer_base.tq, "kv_clear", lambda **k: None)
-    monkeypatch.setattr("scalerl_verl.plugins.length_step.watches_lengths", lambda config: False)
+    monkeypatch.setattr("scalerl_verl.advantage.length_step.watches_lengths", lambda config: False)
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     return start
 

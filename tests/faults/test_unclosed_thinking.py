@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl_verl.rollout.interruption import OUTCOMES, RECORD_KEY, LengthRecord
+from scalerl_verl.interruption.response import OUTCOMES, RECORD_KEY, LengthRecord
 from tests.recipe_modules import RECIPES, load_quickstart_module, load_recipe_module
 from tests.unit.recipes.test_recipes import compose_recipe
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from scalerl_verl.upstream.table import SYMBOLS
+from scalerl_verl.verl.patches import SYMBOLS
 
 RUN_WITHOUT_OUR_NAMES = """
 import importlib, inspect, json, logging, os
-from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 from scalerl_verl.upstream.spec import resolve
-from scalerl_verl.upstream.table import SYMBOLS
+from scalerl_verl.verl.patches import SYMBOLS
 
 install_vllm_alias()
 import verl
-from scalerl_verl.plugins import vllm_entry
+from scalerl_verl.verl import vllm_entry
 vllm_entry.register()
 
 targets = {}
@@ -41,7 +41,7 @@ for spec in SYMBOLS:
 
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
-from scalerl_verl.plugins.startup import prepare_run
+from scalerl_verl.verl.startup import prepare_run
 from scalerl_verl.upstream.registry import states
 
 with initialize_config_module("verl.trainer.config", version_base=None):

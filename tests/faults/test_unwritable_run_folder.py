@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from scalerl_verl.plugins import run_folder
-from scalerl_verl.plugins.curriculum_settings import CLASS_PATH, complete
-from scalerl_verl.plugins.machine_checks import find_problems
-from tests.unit.plugins.test_machine_checks import config, roomy_machine  # noqa: F401 - fixtures
+from scalerl_verl.config import run_folder
+from scalerl_verl.config.machine_checks import find_problems
+from scalerl_verl.curriculum.settings import CLASS_PATH, complete
+from tests.unit.config.test_machine_checks import config, roomy_machine  # noqa: F401 - fixtures
 
 FULL = Path("/dev/full")
 

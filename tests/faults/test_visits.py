@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from scalerl_verl.curriculum import PassHistory, ResamplingRules, choose_drops
-from scalerl_verl.plugins import agent_loop, curriculum_settings
-from scalerl_verl.plugins.agent_loop import response_context
-from scalerl_verl.rollout.budgets import Budgets
-from tests.unit.plugins.composed import changed
+from scalerl_verl.curriculum import settings as curriculum_settings
+from scalerl_verl.interruption import verl as agent_loop
+from scalerl_verl.interruption.budgets import Budgets
+from scalerl_verl.interruption.verl import response_context
+from tests.unit.composed import changed
 
 BUDGETS = Budgets(low=10_000, high=12_000, answer=2_048, grace=0, total=14_336)
 

@@ -16,12 +16,12 @@ import pytest
 from scalerl_verl.pipeline import pieces
 from scalerl_verl.planning.generator import generator_memory
 from scalerl_verl.planning.layout import GIB, read_layout
-from scalerl_verl.planning.shapes import ModelShape, find_shape
+from scalerl_verl.shapes import ModelShape, find_shape
 from tests.faults import weight_updates
 from tests.faults.weight_updates import DTYPES, ENGINES, MODELS
-from tests.unit.plugins.composed import compose_config
-from tests.unit.plugins.ranks import run_ranks
-from tests.unit.plugins.test_head_engines import save_models
+from tests.unit.composed import compose_config
+from tests.unit.head.test_head_engines import save_models
+from tests.unit.verl.ranks import run_ranks
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,11 @@ import verl  # noqa: F401 - loads the plugin
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor
 
+from scalerl_verl.cpu.gloo_checkpoint import GlooCheckpointEngine
 from scalerl_verl.pipeline import pieces
 from scalerl_verl.pipeline.sending import SendingWorker, stream_weights
 from scalerl_verl.pipeline.weights import StagingWorker
-from scalerl_verl.platform.gloo_checkpoint import GlooCheckpointEngine
-from tests.unit.plugins.head_engines import Case, make_engine
+from tests.unit.head.head_engines import Case, make_engine
 
 MODELS = ("qwen3", "qwen3-tied", "qwen3-moe")
 DTYPES = ("bfloat16", "float32")

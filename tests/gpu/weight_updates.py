@@ -23,7 +23,7 @@ import verl  # noqa: F401 - loads the plugin
 
 from scalerl_verl.pipeline.sending import stream_weights
 from scalerl_verl.pipeline.staging import StagingBuffer
-from tests.unit.plugins.head_engines import Case, make_engine
+from tests.unit.head.head_engines import Case, make_engine
 
 STRATEGIES = ("fsdp2", "fsdp")
 MODELS = ("qwen3", "qwen3-tied")

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
-from scalerl_verl import cli, doctor
-from scalerl_verl.doctor import Report, run_doctor
+from scalerl_verl import cli
+from scalerl_verl.config import machine_checks
+from scalerl_verl.doctor.command import Report, run_doctor
+from scalerl_verl.doctor.command import command as doctor
 from scalerl_verl.head import LogProbs
-from scalerl_verl.plugins import head_check, machine_checks, status
+from scalerl_verl.head import verl_check as head_check
+from scalerl_verl.upstream import status
 from scalerl_verl.upstream.activation import PLATFORM_ENV, STATUS_DIR_ENV
-from scalerl_verl.upstream.table import SYMBOLS
+from scalerl_verl.verl.patches import SYMBOLS
 
 
 @pytest.fixture(autouse=True)

@@ -76,8 +76,8 @@ def test_wheel_is_for_any_platform_and_needs_nothing_that_moves_a_version(archiv
     assert sorted(re.split(r"[^\w-]", line)[0] for line in needed) == ["numpy", "packaging", "scipy"]
     assert {section: dict(points[section]) for section in points.sections()} == {
         "console_scripts": {"scalerl": "scalerl_verl.cli:main"},
-        "verl.plugins": {"scalerl": "scalerl_verl.plugins.verl_entry"},
-        "vllm.general_plugins": {"scalerl": "scalerl_verl.plugins.vllm_entry:register"},
+        "verl.plugins": {"scalerl": "scalerl_verl.verl.entry"},
+        "vllm.general_plugins": {"scalerl": "scalerl_verl.verl.vllm_entry:register"},
     }
 
 

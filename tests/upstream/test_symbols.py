@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from scalerl_verl.upstream.spec import PatchSpec, installed_version, keep_original, version_allowed
-from scalerl_verl.upstream.table import SYMBOLS
+from scalerl_verl.verl.patches import SYMBOLS
 
 WITHOUT_SOURCE = {
     "verl.prompt_mean.worker_statistics": "the agg_loss of verl.prompt_mean.policy, bound in a second module",
@@ -24,9 +24,9 @@ WITHOUT_SOURCE = {
 
 READ_ORIGINALS = """
 import importlib, json
-from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 from scalerl_verl.upstream.spec import resolve, source_hash
-from scalerl_verl.upstream.table import SYMBOLS
+from scalerl_verl.verl.patches import SYMBOLS
 
 install_vllm_alias()
 found = {}

@@ -22,12 +22,12 @@ import pytest
 import yaml
 
 from scalerl_verl.cli import main
+from scalerl_verl.config import machine_checks
+from scalerl_verl.config.checks import find_problems
 from scalerl_verl.planning.resolve import compose_run
-from scalerl_verl.plugins import machine_checks
-from scalerl_verl.plugins.config_checks import find_problems
 from tests.recipe_modules import REPO, load_recipe_module
-from tests.unit.curves.conftest import make_metrics, write_jsonl
-from tests.unit.plugins.composed import compose_config
+from tests.unit.composed import compose_config
+from tests.unit.scaling.logs.conftest import make_metrics, write_jsonl
 
 REGISTRY = yaml.safe_load((REPO / "docs" / "mkdocs" / "commands.yaml").read_text())
 ENTRIES: dict[str, dict[str, Any]] = {" ".join(entry["command"].split()): entry for entry in REGISTRY}

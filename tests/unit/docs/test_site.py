@@ -15,7 +15,7 @@ import pytest
 
 import scalerl_verl
 from scalerl_verl import metrics, names
-from scalerl_verl.plugins import curriculum_settings
+from scalerl_verl.curriculum import settings as curriculum_settings
 from tests.recipe_modules import REPO
 from tests.unit.docs.test_commands import PAGES
 

@@ -10,7 +10,7 @@ import torch
 
 from scalerl_verl.head import linear_logprobs, shared_pass_logprobs
 from scalerl_verl.head.shared_pass import LossMismatchError
-from scalerl_verl.losses.cispo import cispo_token_loss
+from scalerl_verl.loss.cispo import cispo_token_loss
 from tests.unit.head.conftest import Case, make_case, relative_error
 
 N, H, V = 90, 48, 301

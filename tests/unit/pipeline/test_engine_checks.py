@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
 pytest.importorskip("vllm")

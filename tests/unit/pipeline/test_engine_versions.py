@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
 pytest.importorskip("vllm")
@@ -18,7 +18,7 @@ from vllm.utils.hashing import sha256  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 
-from scalerl_verl.upstream.vllm.engine_versions import begin_version  # noqa: E402
+from scalerl_verl.pipeline.vllm import begin_version  # noqa: E402
 
 BLOCK = 4
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from scalerl_verl.interruption import verl as agent_loop
 from scalerl_verl.pipeline import failures
-from scalerl_verl.plugins import agent_loop
-from scalerl_verl.upstream.verl.agent_loop import SPECS
+from scalerl_verl.verl.agent_loop import SPECS
 
 
 class StubQueue:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
 

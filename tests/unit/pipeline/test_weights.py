@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import ray
 
-from scalerl_verl.platform.vllm_alias import install_vllm_alias
+from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
-import scalerl_verl.platform.gloo_checkpoint  # noqa: E402,F401
+import scalerl_verl.cpu.gloo_checkpoint  # noqa: E402,F401
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError  # noqa: E402
 from scalerl_verl.pipeline import failures, weights  # noqa: E402
 from scalerl_verl.pipeline.settings import PipelineSettings  # noqa: E402

@@ -20,7 +20,7 @@ from scalerl_verl.planning.balance import (
     touched_weights,
     training_flops,
 )
-from scalerl_verl.planning.shapes import find_shape
+from scalerl_verl.shapes import find_shape
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "vllm_head.jsonl"
 ENGINES = [row for row in read_records(RESULTS) if row["metric"] == "engine_throughput"]

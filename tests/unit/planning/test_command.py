@@ -168,7 +168,7 @@ def test_recipe_of_a_folder_brings_its_model(capsys: pytest.CaptureFixture[str],
     )
     assert main(["plan", f"recipe={folder}"]) == 1
     assert "the shape of made/here is not known here" in capsys.readouterr().err
-    shape = Path(__file__).parents[3] / "scalerl_verl" / "planning" / "shapes" / "Qwen--Qwen3-30B-A3B-Base.json"
+    shape = Path(__file__).parents[3] / "scalerl_verl" / "shapes" / "Qwen--Qwen3-30B-A3B-Base.json"
     content = {**json.loads(shape.read_text()), "num_hidden_layers": 2}
     (folder / "model.json").write_text(json.dumps(content))
     code, found = plan(capsys, f"recipe={folder}")

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scalerl_verl.pipeline.transfer import Transfer, staged_bytes
 from scalerl_verl.planning.generator import GeneratorSetup, generator_memory, kv_block_bytes, sharded_params
-from scalerl_verl.planning.shapes import find_shape
-from scalerl_verl.planning.transfer import Transfer, staged_bytes
+from scalerl_verl.shapes import find_shape
 
 GIB = 2**30
 DENSE, MIXTURE = find_shape("Qwen/Qwen3-8B-Base"), find_shape("Qwen/Qwen3-30B-A3B-Base")

@@ -12,10 +12,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from scalerl_verl.json_lines import read_records
-from scalerl_verl.planning.shapes import ModelShape, find_shape, from_config
+from scalerl_verl.pipeline.transfer import Transfer
 from scalerl_verl.planning.trainer import TrainerSetup, head_bytes, layer_activation_bytes, trainer_memory
-from scalerl_verl.planning.transfer import Transfer
-from tests.unit.planning.test_shapes import CONFIGS
+from scalerl_verl.shapes import ModelShape, find_shape, from_config
+from tests.unit.test_shapes import CONFIGS
 
 GIB = 2**30
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "fp32_head.jsonl"

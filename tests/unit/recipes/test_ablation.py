@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
+from scalerl_verl.config.checks import find_problems
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.resolve import compose_run
-from scalerl_verl.platform.reap import Process, start_of
-from scalerl_verl.plugins.config_checks import find_problems
+from scalerl_verl.reap import Process, start_of
 from tests.recipe_modules import RECIPES, load_recipe_module
-from tests.unit.plugins.test_leave_one_out import ROWS
+from tests.unit.verl.test_leave_one_out import ROWS
 
 ABLATION = RECIPES / "ablation"
 NAMES = {
@@ -289,7 +289,7 @@ def test_results_are_what_the_curve_commands_read(sweep, queue, tmp_path: Path) 
         ("first", 0, 3),
     ]
     assert rows[-1]["scalerl/compute/gpu_hours"] == 0.3
-    from scalerl_verl.curves.reading import read_run
+    from scalerl_verl.scaling.logs.reading import read_run
 
     log = read_run([tmp_path / "out" / "curves" / "group.first.seed0.jsonl"])
     assert sorted(log.steps) == [0, 1, 2, 3]

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from scalerl_verl.platform.reap import RUN_ID_ENV, end_processes, find_processes
+from scalerl_verl.reap import RUN_ID_ENV, end_processes, find_processes
 from tests.recipe_modules import QUICKSTART, load_quickstart_module
 
 LAUNCHER = f"""

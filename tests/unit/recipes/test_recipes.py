@@ -15,9 +15,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.cli import main
+from scalerl_verl.config.checks import find_problems
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.resolve import compose_run, find_recipe
-from scalerl_verl.plugins.config_checks import find_problems
 from tests.recipe_modules import RECIPES, load_quickstart_module, load_recipe_module
 
 CONFIGS = {"tiny-gpu": ("config", "two"), "scalerl-8b-math": ("config",)}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scalerl_verl.scaling import FitRefused, Grid, fit_curve, sigmoid
-from scalerl_verl.scaling.paper_grid import search, search_literally
+from scalerl_verl.scaling.fit.paper_grid import search, search_literally
 
 SMALL = Grid(A=np.arange(0.45, 0.801, 0.025), C_mid=np.linspace(100, 40000, 25))
 

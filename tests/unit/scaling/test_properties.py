@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl_verl.scaling import FitRefused, Grid, fit_curve, sigmoid
-from scalerl_verl.scaling.compare import difference_interval
-from scalerl_verl.scaling.curve import invert, linear_form
-from scalerl_verl.scaling.prediction import predict
+from scalerl_verl.scaling.fit.compare import difference_interval
+from scalerl_verl.scaling.fit.curve import invert, linear_form
+from scalerl_verl.scaling.fit.prediction import predict
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 GRID = Grid(A=np.arange(0.45, 0.801, 0.025), C_mid=np.linspace(100, 40000, 30))

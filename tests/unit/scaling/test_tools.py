@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from scalerl_verl.scaling import FitRefused, Points, fit_curve, sigmoid
-from scalerl_verl.scaling.backtest import backtest
-from scalerl_verl.scaling.bootstrap import bootstrap
-from scalerl_verl.scaling.compare import compare_all, compare_pair, leave_one_out
-from scalerl_verl.scaling.fitting import fit_points
-from scalerl_verl.scaling.prediction import add_noise, compute_to_reach, predict, worth_going_on
-from scalerl_verl.scaling.rivals import compare_held_out, fit_logistic
-from scalerl_verl.scaling.verdicts import CODES
+from scalerl_verl.scaling.fit.backtest import backtest
+from scalerl_verl.scaling.fit.bootstrap import bootstrap
+from scalerl_verl.scaling.fit.compare import compare_all, compare_pair, leave_one_out
+from scalerl_verl.scaling.fit.fitting import fit_points
+from scalerl_verl.scaling.fit.prediction import add_noise, compute_to_reach, predict, worth_going_on
+from scalerl_verl.scaling.fit.rivals import compare_held_out, fit_logistic
+from scalerl_verl.scaling.fit.verdicts import CODES
 
 
 def draw(A=0.645, B=1.7, C_mid=8000.0, noise=0.005, num=60, last=50000.0, seed=0, first=1500.0):

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No-positive-resampling in verl: the sampler of the training data, and its history fed by each training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from scalerl_verl.advantage.step import AdvantageStep
+from scalerl_verl.columns import ROLLOUT_N, is_group_size
+from scalerl_verl.curriculum import NoPositiveResampling, tally_visits
+from scalerl_verl.curriculum.drop_list import DropList
+from scalerl_verl.curriculum.prompt_ids import (
+    COLUMN,
+    UnmarkedDataError,
+    find_copies,
+    label_dataset,
+    read_column,
+    warn_of_copies,
+)
+from scalerl_verl.curriculum.settings import CLASS_PATH, asks_for_curriculum, read_rules
+from scalerl_verl.errors import PatchError
+from scalerl_verl.upstream.registry import require_active
+
+_PREVIEW_CHARS = 200
+_MAX_ROWS_LISTED = 10
+_TRAIN_FILES = "data.train_files"
+
+
+def wrap_sampler(base: Any, data_config: Any, dataset: Any) -> Any:
+    """Our sampler around verl's if ``data.sampler`` names it, else verl's; says which rows are copies.
+
+    Args:
+        base: verl's own sampler over ``dataset``.
+        data_config: the section ``data``.
+        dataset: verl's training data; gets a column with the id of each prompt.
+
+    Raises:
+        ScaleRLConfigError: an unknown option.
+        ValueError: a dataset whose prompts cannot be marked, or a file that cannot be written.
+    """
+    section = data_config.get("sampler")
+    if section is None or section.get("class_path") != CLASS_PATH:
+        find_copies(dataset, data_config, _TRAIN_FILES)
+        return base
+    options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else dict(section)
+    rules = read_rules(options)
+    try:
+        ids = label_dataset(dataset, data_config)
+    except UnmarkedDataError as error:
+        raise ValueError(
+            f"data.sampler has to know the prompt of each result: {error}; {error.fix}, or delete the section "
+            "(~data.sampler)"
+        ) from error
+    warn_of_copies(ids, _TRAIN_FILES)
+    observer = None
+    if options.get("log_file"):
+        describe = _Describer(ids, dataset, data_config.get("prompt_key", "prompt"))
+        observer = DropList(options["log_file"], rules, describe)
+    return NoPositiveResampling(base, ids, rules, observer, _read_group_sizes(ids, dataset))
+
+
+def _read_group_sizes(ids: Sequence[str], dataset: Any) -> dict[str, int]:
+    """Prompt id -> responses that its rows ask for, the fewest of them; empty without verl's column."""
+    if ROLLOUT_N not in dataset.dataframe.column_names:
+        return {}
+    sizes: dict[str, int] = {}
+    for prompt, size in zip(ids, dataset.dataframe[ROLLOUT_N], strict=True):
+        if is_group_size(size):
+            sizes[prompt] = min(int(size), sizes.get(prompt, int(size)))
+    return sizes
+
+
+class _Describer:
+    """Prompt id -> rows of the data, data source and beginning of the prompt."""
+
+    def __init__(self, ids: list[str], dataset: Any, prompt_key: str) -> None:
+        self._rows: dict[str, list[int]] = {}
+        for row, prompt in enumerate(ids):
+            self._rows.setdefault(prompt, []).append(row)
+        self._dataset = dataset
+        self._prompt_key = prompt_key
+
+    def __call__(self, prompt_id: str) -> Mapping[str, Any]:
+        rows = self._rows.get(prompt_id, [])
+        found: dict[str, Any] = {"rows": rows[:_MAX_ROWS_LISTED], "num_rows": len(rows)}
+        if rows:
+            frame = self._dataset.dataframe
+            keys = [key for key in ("data_source", self._prompt_key) if key in frame.column_names]
+            row = frame.select_columns(keys)[rows[0]]
+            found["data_source"] = row.get("data_source")
+            messages = row[self._prompt_key]
+            last = messages[-1].get("content") if isinstance(messages, list) and messages else messages
+            found["prompt"] = str(last)[:_PREVIEW_CHARS]
+        return found
+
+
+def find_sampler(trainer: Any) -> NoPositiveResampling | None:
+    """The sampler of a verl trainer if it is ours.
+
+    Raises:
+        PatchError: the config names ours, but verl made another one.
+    """
+    sampler = getattr(getattr(trainer, "train_dataloader", None), "sampler", None)
+    if isinstance(sampler, NoPositiveResampling):
+        return sampler
+    if isinstance(trainer.config, DictConfig) and asks_for_curriculum(trainer.config):
+        require_active("verl.curriculum.sampler")
+        raise PatchError(
+            f"data.sampler.class_path={CLASS_PATH}, but {type(trainer).__name__} draws from {type(sampler).__name__}: "
+            "this trainer does not create its sampler by verl's create_rl_sampler; use another trainer.v1.trainer_mode "
+            "or delete the section (~data.sampler)"
+        )
+    return None
+
+
+def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep) -> None:
+    """Feed the rewards of one batch to the sampler's history and report where the curriculum stands.
+
+    Args:
+        sampler: ours.
+        batch: verl's KVBatchMeta (keys and tags of the rows), in the order of the rows that were folded.
+        step: holds the rewards of the rows.
+
+    Raises:
+        PatchError: the rewards did not pass through `fold_row_weights`.
+        ValueError: the rows carry no prompt id.
+        RewardError: the reward function gave something that neither passes nor fails.
+    """
+    if step.rewards_B is None or step.trains_B is None:
+        require_active("verl.training_step.weights")
+        raise PatchError("no rewards were seen in this training step: verl computed the advantages in another way")
+    visits = tally_visits(
+        _require_prompt_ids(batch),
+        list(batch.keys),
+        [int(tag.get("global_steps", 0)) for tag in batch.tags],
+        step.judge_rows(step.rewards_B),
+        step.trains_B,
+    )
+    for (prompt_id, at_step), (passed, responses) in visits.items():
+        sampler.history.record(prompt_id, at_step, passed, responses)
+    mastered = sum(
+        sampler.rules.is_mastered(passed, responses, sampler.group_sizes.get(prompt_id))
+        for (prompt_id, _), (passed, responses) in visits.items()
+    )
+    # verl combines the mini-batches of a step by words in the names: see MetricsAggregator.
+    step.metrics.update(
+        {
+            "scalerl/data/curriculum_epoch_max": sampler.epoch,
+            "scalerl/data/curriculum_prompts_remaining_min": sampler.num_remaining,
+            "scalerl/data/curriculum_dropped_this_epoch_max": sampler.num_dropped_this_epoch,
+            "scalerl/data/curriculum_dropped_in_all_max": sampler.num_dropped,
+            "scalerl/data/curriculum_visits_sum": len(visits),
+            "scalerl/data/curriculum_mastered_visits_sum": mastered,
+        }
+    )
+
+
+def _require_prompt_ids(batch: Any) -> list[str]:
+    ids = read_column(batch)
+    if ids is None:
+        raise ValueError(
+            f"the rows of this batch have no field {COLUMN}, by which data.sampler knows their prompt: an agent loop "
+            "or a custom sampler (trainer.v1.sampler.custom_sampler) drops fields of the data; let it pass them on"
+        )
+    return ids

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``scalerl doctor``: what is installed, bound and active."""

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls into vLLM's engine core at a weight update: token counts, a new prefix-cache salt, and the swap itself.
+
+The front end sees tokens some time after they were sampled; only the scheduler knows the exact count at the moment of
+the swap. And it alone can see that a request, sent under the old weights, has not started yet. Pausing, loading and
+resuming in one call spares the engine the ways between processes while it stands still.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from types import ModuleType
+from typing import Any
+
+from scalerl_verl.errors import WeightSyncError
+from scalerl_verl.upstream.spec import PatchSpec
+
+METHOD = "scalerl_begin_version"
+SWAP = "scalerl_swap_weights"
+RECOMPUTE = "scalerl_force_recompute"
+
+
+def begin_version(engine: Any, salt: str) -> dict[str, tuple[int, int]]:
+    """Note a change of weights while the scheduler is paused.
+
+    Requests that have not computed anything yet belong to the new weights: they get its salt, so that they cannot
+    take over a prefix computed under the old ones.
+
+    Args:
+        engine: vLLM's EngineCore.
+        salt: ``cache_salt`` of the new weights.
+
+    Returns:
+        Engine-internal request id -> (tokens sampled so far, tokens in its KV cache).
+    """
+    counts = {}
+    for request_id, request in engine.scheduler.requests.items():
+        counts[request_id] = (request.num_output_tokens, request.num_computed_tokens)
+        if request.num_output_tokens == 0 and request.num_computed_tokens == 0:
+            request.cache_salt = salt
+            request.block_hashes = []
+            request.update_block_hashes()
+    return counts
+
+
+def swap_weights(engine: Any, salt: str, staged: list[bytes], recompute: bool) -> Future[dict[str, Any]]:
+    """Pause with every request kept, load the staged weights, note the new version, resume.
+
+    Args:
+        engine: vLLM's EngineCore.
+        salt: ``cache_salt`` of the new weights.
+        staged: for each worker's loading, see `scalerl_verl.verl.staged_loading`.
+        recompute: whether running requests have to compute their KV again.
+
+    Returns:
+        Future of ``counts`` as of `begin_version`, ``drain_s`` (from the call to the end of the steps that were under
+        way), ``swap_s`` (loading) and ``pause_s`` (no step runs; ``swap_s`` included). On an error the engine stays
+        paused: its weights may be half old, half new.
+    """
+    called = time.perf_counter()
+    result: Future[dict[str, Any]] = Future()
+
+    def swap(_: Any = None) -> None:
+        try:
+            idle = time.perf_counter()
+            engine.model_executor.collective_rpc("update_weights_from_ipc", kwargs={"staged": staged})
+            loaded = time.perf_counter()
+            counts = begin_version(engine, salt)
+            if recompute:
+                force_recompute(engine)
+            engine.resume_scheduler()
+            # The engine's loop called this right before it waits for a message; any will do.
+            engine.input_queue.put_nowait((_wake_up(), None))
+            times = {"drain_s": idle - called, "swap_s": loaded - idle, "pause_s": time.perf_counter() - idle}
+            result.set_result({"counts": counts, **times})
+        except Exception as error:  # noqa: BLE001 - goes to who waits; raised here, it would end the engine's loop
+            result.set_exception(error)
+
+    idle = engine.pause_scheduler(mode="keep", clear_cache=False)
+    if idle is None:
+        swap()
+    else:
+        idle.add_done_callback(swap)
+    return result
+
+
+def force_recompute(engine: Any) -> None:
+    """Make all requests of the paused engine compute their KV again.
+
+    Raises:
+        WeightSyncError: vLLM would not let go of the old KV.
+    """
+    if not engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+        raise WeightSyncError("vLLM kept KV of the old weights although it was asked to compute it again")
+
+
+def _wake_up() -> Any:
+    from vllm.v1.engine import EngineCoreRequestType
+
+    return EngineCoreRequestType.WAKEUP
+
+
+def _build(original: Any, module: ModuleType) -> Any:
+    setattr(original, METHOD, begin_version)
+    setattr(original, SWAP, swap_weights)
+    setattr(original, RECOMPUTE, force_recompute)
+    return original
+
+
+SPECS = (
+    PatchSpec(
+        name="vllm.engine.begin_version",
+        module="vllm.v1.engine.core",
+        target="EngineCore",
+        build=_build,
+        kind="register",
+        why="A weight update has to know each request's token count at the swap, requests that wait in the engine "
+        "must not reuse a prefix of the old weights, and the pause should hold nothing but the swap; the engine core "
+        "answers calls to its own methods only.",
+        distribution="vllm",
+        versions=">=0.24.0,<0.29",
+        sources=(),
+        when="named",
+        removal="vLLM reports token counts when it pauses, salts prefixes by weight version, and loads weights that "
+        "were handed over before the pause",
+        late_ok=True,
+    ),
+)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the curve commands; imports nothing heavy, so that `scalerl --help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+EXIT_CODES = """exit codes: 0 done, and A is identified in every fit; 1 a file or argument is wrong; 2 usage;
+3 done, but A is not identified in at least one fit; 4 refused: the data hold no curve"""
+RUNS_HELP = """a folder of a run, or a log file: verl's JSONL, TensorBoard events, W&B offline run, CSV or Parquet with
+columns compute,score[,stderr]"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add `fit`, `compare`, `predict`, `backtest` and `plot` to the sub-parsers of `scalerl`."""
+    fit = _command(commands, "fit", "fit A, B, C_mid with intervals and a verdict")
+    fit.add_argument(
+        "--bootstrap", type=int, default=0, metavar="N", help="also N bootstrap resamples (1000 are steady)"
+    )
+    fit.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    fit.add_argument(
+        "--rivals", action="store_true", help="also fit rival curves and test all on held-out later points"
+    )
+    compare = _command(commands, "compare", "compare two or more recipes by their curves")
+    compare.add_argument("--tie", type=float, default=0.02, help="ceilings closer than this are tied (default 0.02)")
+    compare.add_argument("--reference", help="name of the recipe for a leave-one-out table (default: the first)")
+    predict = _command(commands, "predict", "scores at more compute, compute to reach a score, worth of going on")
+    predict.add_argument("--at", type=float, nargs="+", default=[], metavar="C", help="compute to predict at")
+    predict.add_argument("--reach", type=float, nargs="+", default=[], metavar="S", help="scores to reach")
+    predict.add_argument("--budget", type=float, metavar="C", help="is it worth going on to this total compute?")
+    backtest = _command(commands, "backtest", "fit the first part of a run, predict the rest, report the error")
+    backtest.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="of the compute")
+    plot = _command(commands, "plot", "draw points, fits and extrapolations to PNG, SVG or HTML")
+    plot.add_argument("--out", required=True, help="file to write: .png, .svg or .html")
+    plot.add_argument(
+        "--kind", choices=("curve", "linear"), default="curve", help="the curve, or F(R) as log-log lines"
+    )
+    plot.add_argument(
+        "--until", type=float, metavar="C", help="extrapolate up to this compute (default: 4 times the data)"
+    )
+    plot.add_argument("--title", default="", help="of the picture")
+
+
+def _command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=help_text,
+        description=help_text,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=RUNS_HELP)
+    parser.add_argument("--join", action="store_true", help="all RUNs are attempts at one run")
+    parser.add_argument("--names", nargs="+", help="names of the runs (default: folder or file names)")
+    parser.add_argument("--x", help="gpu_hours, tokens, trained_tokens, flops, steps or the name of a metric or column")
+    parser.add_argument("--y", help="the score: name of a metric or column, or a part of it that only one has")
+    parser.add_argument(
+        "--R0",
+        default="auto",
+        help="score at zero compute: a number, `fit`, or `auto`: as measured at step 0, else fitted",
+    )
+    parser.add_argument("--method", choices=("profile", "paper"), default="profile", help="default: profile")
+    parser.add_argument("--warm-up", type=float, default=0.0, metavar="C", help="leave out points with less compute")
+    parser.add_argument("--level", type=float, default=0.95, help="of confidence (default 0.95)")
+    parser.add_argument(
+        "--errors",
+        choices=("relative", "absolute"),
+        default="relative",
+        help="what standard errors mean (docs/scaling.md)",
+    )
+    parser.add_argument("--grid-A", metavar="FROM:TO:STEP", help="method paper: values of A (0.45:0.8:0.005)")
+    parser.add_argument(
+        "--grid-C-mid", metavar="FROM:TO:NUM[,...]", help="method paper: values of C_mid (100:40000:100)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.set_defaults(run=_run)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from scalerl_verl.scaling.commands import run_command
+
+    return run_command(arguments)

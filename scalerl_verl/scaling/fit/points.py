@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data of a fit: validation points, and the reasons to refuse them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl_verl.scaling.fit.curve import Array, Mask
+
+MIN_STDERR_SHARE = 0.1
+"""A standard error below this share of the median one is raised to it: a lucky 0 must not outweigh all other points."""
+
+
+class FitRefused(ValueError):
+    """The data hold no curve to fit; the message says why and what would help, `code` names the reason."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.code, str(self))
+
+
+@dataclass(frozen=True)
+class Points:
+    """Validation points in the order of their compute.
+
+    compute: [N] distinct and positive, any unit. score: [N] mean pass rates from 0 to 1. stderr: [N] standard errors
+    of the scores, or None. prompt_scores: [prompts, N] pass rate of each prompt at each point, or None. `make` checks.
+    """
+
+    compute: Array
+    score: Array
+    stderr: Array | None = None
+    prompt_scores: Array | None = None
+
+    @classmethod
+    def make(
+        cls,
+        compute: ArrayLike,
+        score: ArrayLike,
+        stderr: ArrayLike | None = None,
+        prompt_scores: ArrayLike | None = None,
+    ) -> Points:
+        """Sort and check.
+
+        Raises:
+            FitRefused: the values are no points of a curve.
+        """
+        compute, score = (np.asarray(values, dtype=np.float64) for values in (compute, score))
+        errors = None if stderr is None else np.asarray(stderr, dtype=np.float64)
+        prompts = None if prompt_scores is None else np.asarray(prompt_scores, dtype=np.float64)
+        _check_shapes(compute, score, errors, prompts)
+        _check_values(compute, score, errors)
+        order = np.argsort(compute)
+        errors = None if errors is None else errors[order]
+        return cls(compute[order], score[order], errors, None if prompts is None else prompts[:, order])
+
+    def __len__(self) -> int:
+        return len(self.compute)
+
+    def weights(self) -> Array:
+        """1 / stderr^2 scaled to a mean of 1, [N]; ones without standard errors."""
+        if self.stderr is None or not self.stderr.any():
+            return np.ones(len(self))
+        floor = MIN_STDERR_SHARE * float(np.median(self.stderr[self.stderr > 0]))
+        weights = 1 / np.maximum(self.stderr, floor) ** 2
+        return weights / weights.mean()
+
+    def unit_variance(self) -> float | None:
+        """Variance of a point of weight 1 according to the standard errors; None without them."""
+        if self.stderr is None or not self.stderr.any():
+            return None
+        floor = MIN_STDERR_SHARE * float(np.median(self.stderr[self.stderr > 0]))
+        return float(1 / np.mean(1 / np.maximum(self.stderr, floor) ** 2))
+
+    def select(self, keep: Mask) -> Points:
+        """The points where the boolean array `keep` is true."""
+        return Points(
+            self.compute[keep],
+            self.score[keep],
+            None if self.stderr is None else self.stderr[keep],
+            None if self.prompt_scores is None else self.prompt_scores[:, keep],
+        )
+
+    def after(self, warm_up: float) -> Points:
+        """The points whose compute is at least `warm_up`."""
+        return self.select(self.compute >= warm_up)
+
+
+def check_count(points: Points, num_parameters: int) -> None:
+    """Refuse fewer points than parameters + 2, and a constant score.
+
+    Raises:
+        FitRefused: too few points, or all scores equal.
+    """
+    needed = num_parameters + 2
+    if len(points) < needed:
+        raise FitRefused(
+            "too_few_points",
+            f"{len(points)} points with compute > 0; a fit of {num_parameters} parameters needs {needed}: evaluate "
+            "more often" + (", or give the score at zero compute as R0." if num_parameters == 4 else "."),
+        )
+    if np.ptp(points.score) == 0:
+        raise FitRefused(
+            "constant_score", f"every score is {points.score[0]:g}; a constant has no ceiling to extrapolate to."
+        )
+
+
+def check_R0(R0: float) -> None:
+    """Refuse a score at zero compute that leaves no room for a rise.
+
+    Raises:
+        FitRefused: R0 is not in [0, 0.99].
+    """
+    if not 0 <= R0 <= 0.99:
+        raise FitRefused("bad_R0", f"R0={R0} must lie between 0 and 0.99: Eq. 1 rises from it to at most 1.")
+
+
+def _check_shapes(compute: Array, score: Array, stderr: Array | None, prompts: Array | None) -> None:
+    if compute.ndim != 1 or compute.shape != score.shape:
+        raise FitRefused("shape", f"compute {compute.shape} and score {score.shape} must be two lists of one length.")
+    if stderr is not None and stderr.shape != score.shape:
+        raise FitRefused("shape", f"stderr {stderr.shape} and score {score.shape} must be two lists of one length.")
+    if prompts is not None and (prompts.ndim != 2 or prompts.shape[1] != len(score)):
+        raise FitRefused("shape", f"prompt_scores {prompts.shape} must be [prompts, {len(score)}].")
+
+
+def _check_values(compute: Array, score: Array, stderr: Array | None) -> None:
+    bad = ~(np.isfinite(compute) & np.isfinite(score))
+    if bad.any():
+        raise FitRefused(
+            "not_finite",
+            f"compute or score holds a NaN or an infinity in {bad.sum()} of {len(bad)} points, the first is number "
+            f"{int(bad.argmax()) + 1}; leave those points out.",
+        )
+    if np.any(compute <= 0):
+        raise FitRefused(
+            "non_positive_compute",
+            f"compute must be positive, got {compute.min():g}; give the score at zero compute as R0.",
+        )
+    if len(score) and (score.min() < 0 or score.max() > 1):
+        raise FitRefused(
+            "score_out_of_range",
+            f"scores run from {score.min():g} to {score.max():g}; pass rates lie between 0 and 1 (divide percentages "
+            "by 100; of rewards of +-1 fit the accuracy).",
+        )
+    values, counts = np.unique(compute, return_counts=True)
+    if len(values) < len(compute):
+        raise FitRefused(
+            "duplicate_compute",
+            f"compute {values[counts.argmax()]:g} occurs {counts.max()} times: compute values are duplicated; keep one "
+            "point for each value, or average their scores.",
+        )
+    if stderr is not None and not (np.isfinite(stderr).all() and (stderr >= 0).all()):
+        raise FitRefused(
+            "bad_stderr", "stderr holds a negative value, a NaN or an infinity; correct it or leave it out."
+        )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fit returns: frozen, holding its data; `scalerl_verl.scaling.report` renders it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl_verl.scaling.fit.curve import Array, sigmoid
+from scalerl_verl.scaling.fit.paper_grid import GridFit
+from scalerl_verl.scaling.fit.points import Points
+
+IDENTIFIED = "identified"
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One reason not to trust a fit. code: stable name for scripts; text: what was seen and what would help."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CurveFit:
+    """Result of `fit_curve`.
+
+    A, B, C_mid, R0: parameters of Eq. 1; C_mid has the unit of the compute values.
+    A_interval, B_interval, C_mid_interval, R0_interval: intervals at `level`; R0's is None when it was given. An end
+    that is the end of the search range says that the data do not bound the parameter on that side.
+    sse: sum of squared residuals, weighted by 1 / stderr^2 (scaled to a mean of 1) where standard errors were given.
+    rmse: sqrt(sse / num_points). num_points, num_parameters: what was fitted. method: `profile` or `paper`.
+    troubles: reasons not to trust A, the gravest first; empty if A is identified.
+    points: the data. grid: the table of cells of the method `paper`, else None. fixed_A: A was given.
+    """
+
+    A: float
+    B: float
+    C_mid: float
+    R0: float
+    A_interval: Interval
+    B_interval: Interval
+    C_mid_interval: Interval
+    R0_interval: Interval | None
+    level: float
+    sse: float
+    num_points: int
+    num_parameters: int
+    method: str
+    troubles: tuple[Trouble, ...]
+    variance: float | None = None
+    fixed_A: bool = False
+    points: Points = field(repr=False, compare=False, default_factory=lambda: Points(np.zeros(0), np.zeros(0)))
+    grid: GridFit | None = field(repr=False, compare=False, default=None)
+
+    @property
+    def verdict(self) -> str:
+        """`identified`, or the code of the gravest trouble."""
+        return self.troubles[0].code if self.troubles else IDENTIFIED
+
+    @property
+    def identified(self) -> bool:
+        """Whether the data pin A down."""
+        return not self.troubles
+
+    @property
+    def rmse(self) -> float:
+        """Root mean square residual."""
+        return float(np.sqrt(self.sse / self.num_points))
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a point of average weight around the curve, from the residuals."""
+        return float(np.sqrt(self.sse / (self.num_points - self.num_parameters)))
+
+    def explain(self) -> str:
+        """One sentence: A with its interval, or why it is not identified."""
+        if self.troubles:
+            return f"A is not identified: {self.troubles[0].text}"
+        low, high = self.A_interval
+        return (
+            f"A = {self.A:.3f}, {self.level:.0%} interval {low:.3f} to {high:.3f}; the data reach "
+            f"{self.points.compute[-1] / self.C_mid:.1f} times C_mid = {self.C_mid:.4g}."
+        )
+
+    def curve(self, compute: ArrayLike) -> Array:
+        """The fitted scores at `compute`."""
+        return sigmoid(compute, self.A, self.B, self.C_mid, self.R0)
+
+    def theta(self) -> Array:
+        """(A, log B, log C_mid, R0), as `scalerl_verl.scaling.fit.solver` takes it."""
+        return np.array([self.A, np.log(self.B), np.log(self.C_mid), self.R0])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the data, for JSON."""
+        return {
+            "A": self.A,
+            "B": self.B,
+            "C_mid": self.C_mid,
+            "R0": self.R0,
+            "A_interval": list(self.A_interval),
+            "B_interval": list(self.B_interval),
+            "C_mid_interval": list(self.C_mid_interval),
+            "R0_interval": None if self.R0_interval is None else list(self.R0_interval),
+            "level": self.level,
+            "verdict": self.verdict,
+            "identified": self.identified,
+            "troubles": [{"code": trouble.code, "text": trouble.text} for trouble in self.troubles],
+            "sse": self.sse,
+            "rmse": self.rmse,
+            "num_points": self.num_points,
+            "num_parameters": self.num_parameters,
+            "method": self.method,
+            "window": [float(self.points.compute[0]), float(self.points.compute[-1])],
+        }

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our policy loss and advantage estimator in verl's registries."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from scalerl_verl.advantage import Sessions, rounding_error, session_advantages
+from scalerl_verl.advantage.rows import count_tokens, spread_rows, sum_magnitudes, sum_rows
+from scalerl_verl.advantage.step import current_step
+from scalerl_verl.config.settings import AlgorithmSettings
+from scalerl_verl.head.vllm_probe import HEAD_FACT
+from scalerl_verl.loss import aggregate_loss, cispo_metrics, cispo_token_loss, mismatch_metrics, token_means
+from scalerl_verl.loss.settings import PolicyLossSettings
+from scalerl_verl.upstream import status
+from scalerl_verl.upstream.registry import require_active, require_checked_run
+
+LOSS_NAME = "scalerl_cispo"
+ESTIMATOR_NAME = "scalerl"
+
+
+def register(core_algos: ModuleType) -> None:
+    """Register both names.
+
+    Raises:
+        ValueError: another plugin registered one of them (verl would overwrite a policy loss without a word).
+    """
+    other = core_algos.POLICY_LOSS_REGISTRY.get(LOSS_NAME)
+    if other is not None and other is not policy_loss:
+        raise ValueError(f"another plugin registered the policy loss {LOSS_NAME!r} ({other.__module__}): remove one")
+    core_algos.register_policy_loss(LOSS_NAME)(policy_loss)
+    core_algos.register_adv_est(ESTIMATOR_NAME)(estimate_advantages)
+
+
+def policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """CISPO, with the options of `PolicyLossSettings`, on one micro-batch (arXiv 2510.13786, Eq. 4).
+
+    Args:
+        old_log_prob: log-probs recorded when each token was sampled (the start-up check makes sure that verl copies
+            them here: ``rollout_correction.bypass_mode=True``), [B, T].
+        log_prob: log-probs under the policy being trained, [B, T], with gradient.
+        advantages: [B, T]; for ``prompt-mean`` they carry the row weights.
+        response_mask: [B, T] bool.
+        loss_agg_mode: aggregation mode.
+        config: verl's ActorConfig.
+        rollout_is_weights: refused: they would correct the same mismatch a second time.
+
+    Returns:
+        Scalar loss and metrics (``scalerl/loss/...``, ``scalerl/mismatch/...``) as of `token_means.report`.
+
+    Raises:
+        ValueError: ``rollout_is_weights`` is given.
+        PatchError: the start-up check has not passed in this run (another entry point than main_ppo), or the mode is
+            ``prompt-mean`` and this process is not patched for it.
+    """
+    require_checked_run(f"loss_mode={LOSS_NAME}")
+    if rollout_is_weights is not None:
+        raise ValueError(
+            f"loss_mode={LOSS_NAME} already truncates the ratio to the sampling-time log-probs: set "
+            "algorithm.rollout_correction.rollout_is=null"
+        )
+    if loss_agg_mode == "prompt-mean":
+        require_active("verl.prompt_mean.worker_statistics")
+    options = dataclasses.asdict(PolicyLossSettings.from_config(config.policy_loss))
+    loss_BT = cispo_token_loss(log_prob, old_log_prob, advantages, response_mask, **options)
+    loss = aggregate_loss(loss_BT, response_mask, loss_agg_mode, **config.global_batch_info)
+    measured = cispo_metrics(log_prob, old_log_prob, advantages, response_mask, **options)
+    # verl averages sums over data-parallel ranks.
+    dp_size = config.global_batch_info.get("dp_size", 1)
+    measured = {name: (value * dp_size if how == "sum" else value, how) for name, (value, how) in measured.items()}
+    return loss, token_means.report(measured, response_mask.bool(), advantages)
+
+
+def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[str, Any]) -> dict[str, float]:
+    """Metrics of the trainer-generator mismatch on one micro-batch for a loss that has none, if the FP32 head is on.
+
+    Args:
+        config: verl's ActorConfig.
+        model_output: ``log_probs`` of the tokens, nested.
+        data: the micro-batch, with the log-probs recorded at sampling.
+        metrics: what the loss measured; `policy_loss` has these names already.
+
+    Returns:
+        ``scalerl/mismatch/...`` as of `token_means.report`, or nothing.
+    """
+    if not status.read_facts(HEAD_FACT) or "rollout_log_probs" not in data:
+        return {}
+    if any(name.startswith("scalerl/mismatch/") for name in metrics):
+        return {}
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    logp_train_BT = no_padding_2_padding(model_output["log_probs"], data)
+    padded = data.select("rollout_log_probs", "response_mask").to_padded_tensor()
+    eps_max = PolicyLossSettings.from_config(config.policy_loss).eps_max
+    mask_BT = padded["response_mask"].bool()
+    measured = mismatch_metrics(logp_train_BT.detach(), padded["rollout_log_probs"], mask_BT, eps_max)
+    return token_means.report(measured, mask_BT)
+
+
+def metric_aggregations() -> dict[str, str]:
+    """Name of each metric of `policy_loss` -> how micro-batches and ranks combine it."""
+    nothing = torch.zeros(1, 1)
+    return token_means.aggregations(cispo_metrics(nothing, nothing, nothing, nothing.bool()))
+
+
+def estimate_advantages(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    config: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Group-centred advantages with batch, prompt or no normalisation and zero-variance dropping.
+
+    The outputs of one session of an agent loop are one response, whose reward is that of the last of them.
+
+    Args:
+        token_level_rewards: [B, T]; the reward of a row is the sum over its tokens.
+        response_mask: [B, T]; a row without a single token (padding) takes no part.
+        index: prompt id of each row, [B].
+        config: verl's ``algorithm`` section; ours is ``config.scalerl``.
+
+    Returns:
+        (advantages, returns), the same tensor [B, T] in the dtype of the rewards; 0 where the mask is False. It carries
+        the row weights of the aggregation mode already: one pass over [B, T] instead of two.
+
+    Raises:
+        PatchError: called outside the patched training step, which alone can fix the denominators.
+    """
+    require_checked_run(f"adv_estimator={ESTIMATOR_NAME}")
+    step = current_step()
+    if step is None:
+        require_active("verl.training_step.context", "verl.training_step.weights")
+        raise RuntimeError("the estimator 'scalerl' was called outside PPOTrainer._compute_advantage")
+    settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
+    mask_BT = response_mask.bool()
+    num_tokens_B = count_tokens(mask_BT)
+    trains_B = num_tokens_B > 0 if step.left_out_B is None else (num_tokens_B > 0) & ~step.left_out_B
+    result = session_advantages(
+        # All positions, as verl does: it puts the reward on the last token, which may be masked (a tool's output, an
+        # injected phrase). Sessions that do not train may hold anything and take no part.
+        sum_rows(token_level_rewards, mask_BT),
+        index,
+        trains_B,
+        step.sessions or Sessions.one_per_row(len(index)),
+        # Each token's part is rounded by itself: 0.1 + 0.2 on two tokens and 0.3 on one are the same reward.
+        tolerance_B=rounding_error(
+            sum_magnitudes(token_level_rewards, mask_BT), unit=torch.finfo(token_level_rewards.dtype).eps
+        ),
+        adv_norm=settings.adv_norm,
+        zero_variance=settings.zero_variance,
+    )
+    step.note_result(result, keeps=settings.zero_variance == "keep")
+    weights_B = step.weigh_rows(num_tokens_B, index, result.kept_B)
+    advantages_BT = spread_rows(result.advantages_B * weights_B, mask_BT, like=token_level_rewards)
+    return advantages_BT, advantages_BT

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point ``verl.plugins: scalerl``: verl imports this module at the end of ``import verl``.
+
+verl logs a failing plugin at DEBUG level and goes on. A run that asks for our names would then fail minutes later,
+or train with something else; so this module stops such a run itself. It imports the standard library and our list of
+names only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+from scalerl_verl.names import asked_names, asks_on_command_line
+
+
+def _guard_config(cause: str) -> None:
+    """Second line of defence for names that stand in a config file: refuse at verl's own config check."""
+    import functools
+    import importlib
+
+    config_module: Any = importlib.import_module("verl.utils.config")
+    original = config_module.validate_config
+
+    @functools.wraps(original)
+    def validate_config(config: object, *args: object, **kwargs: object) -> object:
+        if asked_names(config):
+            raise SystemExit(cause)
+        return original(config, *args, **kwargs)
+
+    config_module.validate_config = validate_config
+
+
+def _load() -> None:
+    try:
+        from scalerl_verl.verl.install import install_verl
+
+        install_verl()
+    except Exception as error:
+        cause = (
+            f"scalerl_verl failed to load: {type(error).__name__}: {error}\n"
+            "Run 'scalerl doctor' for details, reinstall it, or remove its names from the run."
+        )
+        traceback.print_exc()
+        print(cause, file=sys.stderr, flush=True)
+        # argv[0] is the script.
+        if asks_on_command_line(sys.argv[1:], os.environ):
+            # SystemExit is no Exception: verl's blanket handler cannot swallow it.
+            raise SystemExit(cause) from error
+        _guard_config(cause)
+        raise
+
+
+_load()

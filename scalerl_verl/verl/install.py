@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything ``import verl`` triggers: names into verl's registries, patches scheduled, Hydra's search path."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+from scalerl_verl.upstream import registry, status
+from scalerl_verl.upstream.activation import is_active, is_cpu_platform, keep_warnings
+from scalerl_verl.upstream.import_hooks import ModuleCallback, after_import
+from scalerl_verl.upstream.source_check import stay_out
+from scalerl_verl.verl.patches import VERL_SPECS
+
+
+def install_verl() -> None:
+    """Register names and schedule patches. ``verl`` is only half imported now: heavy parts wait for its modules."""
+    if is_active():
+        keep_warnings()
+    if is_cpu_platform():
+        from scalerl_verl.cpu.vllm_alias import install_vllm_alias
+
+        install_vllm_alias()
+        # Registering the platform class must come before the first get_platform().
+        import scalerl_verl.cpu.platform  # noqa: F401
+
+    registry.install(VERL_SPECS)
+    for name, register in _NAMES_OF_OURS.items():
+        after_import(name, functools.partial(_register, register))
+    registry.on_change.append(status.record)
+    status.record("verl")
+
+
+def _register(register: ModuleCallback, module: ModuleType) -> None:
+    """Put names into a registry; where that fails, a run that uses none of them goes on."""
+    try:
+        register(module)
+    except Exception as error:  # an upstream of another shape fails in any way
+        if is_active():
+            raise
+        stay_out(f"its names cannot be put into {module.__name__}: {type(error).__name__}: {error}")
+
+
+def _register_algorithms(core_algos: ModuleType) -> None:
+    from scalerl_verl.verl import algorithms
+
+    algorithms.register(core_algos)
+
+
+def _register_checkpoint_engine(_: ModuleType) -> None:
+    import scalerl_verl.cpu.gloo_checkpoint  # noqa: F401
+
+
+def _register_agent_loop(_: ModuleType) -> None:
+    import scalerl_verl.interruption.verl  # noqa: F401
+
+
+def _register_trainers(_: ModuleType) -> None:
+    # They subclass a good part of verl: a run that does not ask for them shall not depend on their import.
+    if is_active():
+        import scalerl_verl.pipeline.off_policy
+        import scalerl_verl.pipeline.trainer  # noqa: F401
+
+
+def _register_search_path(plugins_module: ModuleType) -> None:
+    from scalerl_verl.verl.hydra_search_path import ScaleRLSearchPath
+
+    plugins_module.Plugins.instance().register(ScaleRLSearchPath)
+
+
+_NAMES_OF_OURS: dict[str, ModuleCallback] = {
+    "verl.trainer.ppo.core_algos": _register_algorithms,
+    "verl.checkpoint_engine.base": _register_checkpoint_engine,
+    "verl.experimental.agent_loop": _register_agent_loop,
+    "verl.trainer.ppo.v1": _register_trainers,
+    "hydra.core.plugins": _register_search_path,
+}
+"""Module of a registry -> what puts our names there at the end of its import."""

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every upstream symbol this package touches."""
+
+from __future__ import annotations
+
+from scalerl_verl.cpu import verl as cpu
+from scalerl_verl.cpu import vllm as cpu_linear
+from scalerl_verl.head import vllm as head
+from scalerl_verl.pipeline import vllm as engine_versions
+from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.verl import (
+    agent_loop,
+    bypass_mode,
+    compute,
+    curriculum,
+    fp32_head,
+    head_probe,
+    prompt_mean,
+    staged_loading,
+    startup_check,
+    trainer_faults,
+    training_step,
+    weight_sync,
+)
+
+VERL_SPECS: tuple[PatchSpec, ...] = (
+    *startup_check.SPECS,
+    *bypass_mode.SPECS,
+    *prompt_mean.SPECS,
+    *training_step.SPECS,
+    *compute.SPECS,
+    *curriculum.SPECS,
+    *agent_loop.SPECS,
+    *fp32_head.SPECS,
+    *head_probe.SPECS,
+    *trainer_faults.SPECS,
+    *weight_sync.SPECS,
+    *staged_loading.SPECS,
+    *cpu.SPECS,
+)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS, *engine_versions.SPECS)
+
+SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in the driver between composing the config and starting Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hydra.errors import CompactHydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from scalerl_verl.advantage.passing import read_pass_rule
+from scalerl_verl.config import checks as config_checks
+from scalerl_verl.config import machine_checks, preset_report
+from scalerl_verl.curriculum import settings as curriculum_settings
+from scalerl_verl.errors import PatchError, ScaleRLConfigError
+from scalerl_verl.names import asked_names, select
+from scalerl_verl.upstream import registry, status
+from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
+from scalerl_verl.upstream.source_check import check_sources
+from scalerl_verl.verl.patches import SYMBOLS
+
+_POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
+_OUR_POLICY_LOSS_CONFIG = "scalerl_verl.loss.verl_config.ScaleRLPolicyLossConfig"
+
+
+class RefusedRunError(ScaleRLConfigError, CompactHydraException):
+    """Contradictions of a config; Hydra prints such an error without a traceback."""
+
+
+class RefusedUpstreamError(PatchError, CompactHydraException):
+    """Another verl or vLLM than the patches were written for; Hydra prints such an error without a traceback."""
+
+
+def prepare_run(config: DictConfig) -> dict[str, str]:
+    """Check the composed config, switch this run's processes on, and hand verl our config classes.
+
+    A config that uses none of our names is left alone.
+
+    Args:
+        config: verl's composed config; changed in place where our names need it.
+
+    Returns:
+        Our names in use (config path -> value).
+
+    Raises:
+        ScaleRLConfigError: every contradiction found, with what to change.
+        PatchError: the installed verl is not one our patches were written for.
+    """
+    # Most baselines name nothing of ours, and their presets can be overridden as well.
+    preset_report.report(config)
+    asked = asked_names(config)
+    if not asked:
+        clear_active()
+        return asked
+    try:
+        check_sources(SYMBOLS)
+    except PatchError as error:
+        raise RefusedUpstreamError(str(error)) from None
+    problems = config_checks.find_problems(config, also=machine_checks.find_problems)
+    problems += _ray_problems()
+    if problems:
+        raise RefusedRunError(problems)
+    set_active()
+    registry.activate()
+    _select_policy_loss_config(config)
+    curriculum_settings.complete(config)
+    _forward_environment(config)
+    status.record()
+    names = ", ".join(f"{path}={value}" for path, value in asked.items())
+    print(f"[scalerl_verl] active: {names}", file=sys.stderr, flush=True)
+    print(f"[scalerl_verl] {read_pass_rule(config).describe()}", file=sys.stderr, flush=True)
+    return asked
+
+
+def _ray_problems() -> list[str]:
+    """A Ray that this process started before has workers that do not know of us (Hydra's multirun)."""
+    import ray
+
+    if ray.is_initialized() and not is_checked():
+        return ["Ray is already running in this process for a run without our names: launch each run by itself"]
+    return []
+
+
+def _select_policy_loss_config(config: DictConfig) -> None:
+    """verl instantiates the section by its ``_target_``, whose class refuses keys it does not know."""
+    if not str(select(config, f"{_POLICY_LOSS}.loss_mode", "")).startswith("scalerl"):
+        return
+    with open_dict(config):
+        OmegaConf.update(config, f"{_POLICY_LOSS}._target_", _OUR_POLICY_LOSS_CONFIG, force_add=True)
+
+
+def _forward_environment(config: DictConfig) -> None:
+    """Ray copies the shell's environment on this node only; other nodes get what runtime_env lists."""
+    values = {name: os.environ[name] for name in FORWARDED_ENV if name in os.environ}
+    with open_dict(config):
+        for name, value in values.items():
+            OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{name}", value, force_add=True)

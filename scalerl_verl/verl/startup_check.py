@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run our start-up check in the driver, before Ray starts."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
+
+
+def _build(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def validate_config(config: Any, *args: Any, **kwargs: Any) -> Any:
+        from scalerl_verl.verl.startup import prepare_run
+
+        prepare_run(config)
+        return original(config, *args, **kwargs)
+
+    return validate_config
+
+
+SPECS = (
+    PatchSpec(
+        name="verl.startup_check",
+        module="verl.utils.config",
+        target="validate_config",
+        build=_build,
+        kind="wrap",
+        why="verl has no plugin hook between composing the config and starting Ray: contradictions would show up "
+        "minutes later in a worker, or never. A run that names nothing of ours passes through unchanged.",
+        distribution="verl",
+        versions=VERL_VERSIONS,
+        sources=("9e2d82e4b51e7099f5c295c96ba1d117c7255965a1ed14e8bc25f289f56f2028",),
+        when="always",
+        removal="verl offers a config-validation hook to plugins",
+        # main_ppo binds the name after `import verl`, which loads us.
+        late_ok=True,
+        guard=True,
+    ),
+)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's real config, composed through Hydra with our presets, for tests of the start-up check."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import verl  # noqa: F401 - loads the plugin, which puts our presets on Hydra's search path
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from scalerl_verl.config.checks import find_problems
+from scalerl_verl.names import asked_names
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+CORRECTION = "algorithm.rollout_correction"
+HEAD = f"{MODEL}.fused_kernel_options.impl_backend"
+HEAD_DTYPE = f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides.head_dtype"
+
+Refusal = tuple[str, dict[str, Any], list[str]]
+"""Preset, values replaced in it, and what the one problem found must say."""
+
+
+@functools.cache
+def _compose(*overrides: str) -> DictConfig:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=list(overrides))
+
+
+def compose_config(*overrides: str) -> DictConfig:
+    return copy.deepcopy(_compose(*overrides))
+
+
+def changed(preset: str, changes: dict[str, Any]) -> DictConfig:
+    """The composed config with a preset, some of its values replaced afterwards."""
+    config = compose_config(*([f"+scalerl={preset}"] if preset else []))
+    with open_dict(config):
+        for path, value in changes.items():
+            OmegaConf.update(config, path, value, force_add=True)
+    return config
+
+
+def check_refusal(preset: str, changes: dict[str, Any], fragments: list[str]) -> None:
+    """Assert that exactly one problem is found, in these words, in a run that counts as one of ours."""
+    config = changed(preset, changes)
+    problems = find_problems(config)
+    assert len(problems) == 1, problems
+    assert all(fragment in problems[0] for fragment in fragments), problems[0]
+    assert asked_names(config), "a run that is refused for a name of ours must count as one of ours"
