@@ -68,6 +68,8 @@ def passed(even_model: Path) -> dict[str, str]:
     return dict(line.split(" | ", 1) for line in lines)
 
 
+@pytest.mark.fault("the prefix cache serves a new request KV of old weights")
+@pytest.mark.fault("the engine's ids are not ours: an abort does nothing and says nothing")
 @pytest.mark.parametrize("check", CHECKS)
 def test_update(check: str, passed: dict[str, str]) -> None:
     assert check in passed, f"not reached; reached: {sorted(passed)}"

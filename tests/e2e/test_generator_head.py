@@ -18,6 +18,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return run_engines(tmp_path_factory.mktemp("engines"), "tied", "untied", **CPU_ENVIRONMENT)
 
 
+@pytest.mark.fault("padded vocabulary, top-p and processed log-probs: NaN")
+@pytest.mark.fault("tied embedding updated alone: a cloned head is stale")
+@pytest.mark.fault("weights synced into the generator, a cached FP32 copy serves the old head")
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 def test_log_probs_are_those_of_float64_and_follow_the_weights(engines: dict[str, Any], kind: str) -> None:
     """Padded vocabulary with top-p, processed log-probs, an update of the embedding alone if it is tied."""

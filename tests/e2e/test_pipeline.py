@@ -79,6 +79,7 @@ def test_no_trained_token_is_older_than_k_versions(responses: list[Response]) ->
     assert max(ages) >= 1, "nothing was off-policy: the bound was not tested"
 
 
+@pytest.mark.fault("a request that spans versions carries one version")
 def test_responses_straddle_versions_and_every_token_has_one(responses: list[Response]) -> None:
     """Fault: a request that spans versions carries one version label."""
     for response in responses:
@@ -89,6 +90,7 @@ def test_responses_straddle_versions_and_every_token_has_one(responses: list[Res
     assert max(spans) >= 3, f"no response went through several updates: {spans}"
 
 
+@pytest.mark.fault("a request that spans versions carries one version")
 def test_log_probs_are_those_of_the_weights_that_sampled_each_token(
     run: VerlRun, responses: list[Response], tiny_assets: Path
 ) -> None:

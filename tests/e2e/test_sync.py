@@ -88,6 +88,7 @@ def test_trainer_and_generator_agree_at_the_first_step(first: VerlRun) -> None:
     assert metrics["scalerl/loss/nonfinite_tokens_sum"] == 0
 
 
+@pytest.mark.fault("flag of the head read outside of the engine's context, or ignored: no effect, no word")
 def test_fp32_head_is_active_on_both_sides_and_compared_before_training(first: VerlRun) -> None:
     """Measured in the processes that compute: the trainer's worker and vLLM's, whose record the server fetched."""
     noted = [entry for process in first.processes for entry in process.get("fp32_head", [])]

@@ -99,6 +99,7 @@ def test_killed_run_resumes_from_its_checkpoint_and_ends(resumed: VerlRun, saved
     )
 
 
+@pytest.mark.fault("resuming from a checkpoint skips or repeats prompts")
 def test_no_prompt_is_lost_or_doubled_by_resuming(resumed: VerlRun, folder: Path, saved: int) -> None:
     """Fault: resume from a checkpoint, and prompts are skipped or repeated, long ones most.
 
@@ -206,6 +207,7 @@ def test_group_with_a_reward_of_nan_is_tried_again_and_given_up(bereaved: VerlRu
     assert "groups started again:" in bereaved.log, "the trainer's warnings are not seen"
 
 
+@pytest.mark.fault("a staleness bound of 0 or 1 that is off by one")
 def test_k_0_is_exactly_on_policy_even_then(bereaved: VerlRun) -> None:
     """Fault: staleness bound 0 or 1 reported as off by one."""
     assert bereaved.code == 0, bereaved.tail()

@@ -14,8 +14,8 @@ import pytest
 
 from scalerl_verl import cli
 from scalerl_verl.config import machine_checks
+from scalerl_verl.doctor import command as doctor
 from scalerl_verl.doctor.command import Report, run_doctor
-from scalerl_verl.doctor.command import command as doctor
 from scalerl_verl.head import LogProbs
 from scalerl_verl.head import verl_check as head_check
 from scalerl_verl.upstream import status

@@ -17,6 +17,7 @@ def _stub_batch() -> SimpleNamespace:
     return SimpleNamespace(batch={"rollout_log_probs": 1})
 
 
+@pytest.mark.fault("bypass mode replaces the configured loss")
 def test_bypass_mode_that_would_replace_our_loss_is_refused() -> None:
     config = OmegaConf.create({"loss_mode": "scalerl_cispo"})
     with pytest.raises(ScaleRLConfigError, match=r"loss_mode=scalerl_cispo.*verl\.trainer\.main_ppo"):

@@ -163,6 +163,7 @@ def test_option_reaches_the_shaping(monkeypatch: pytest.MonkeyPatch) -> None:
     assert advantages[4:6] == pytest.approx([-0.5, 0.5])
 
 
+@pytest.mark.fault("denominators that count masked, truncated or filtered sequences")
 def test_response_left_out_enters_neither_mean_nor_denominator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Left: a_0 (1, in 2 + 1 tokens), a_2 (-1, 3 tokens), and b_1 alone, which has no baseline: weight 7 / (1 * 6)."""
     advantages, _, metrics = run_step(monkeypatch, "scalerl", {"leave_out_cut": {}}, mode="prompt-mean")

@@ -41,6 +41,7 @@ def test_hand_computed_batch(mode):
     np.testing.assert_allclose(weights_B, HAND[mode] + [0.0] * 4, rtol=1e-14)
 
 
+@pytest.mark.fault("denominators that count masked, truncated or filtered sequences")
 @pytest.mark.parametrize("mode", AGG_MODES)
 def test_denominators_do_not_count_masked_truncated_or_filtered_sequences(mode):
     """Adding rows that do not train must not shrink what the trainer computes from the rows that do."""
@@ -64,6 +65,7 @@ def test_denominators_do_not_count_masked_truncated_or_filtered_sequences(mode):
     np.testing.assert_allclose(contributions(5), np.ones(4) / divisor, rtol=1e-14)
 
 
+@pytest.mark.fault("every group filtered: the run aborts or divides by 0")
 @pytest.mark.parametrize("mode", AGG_MODES)
 @pytest.mark.parametrize("tokens", [TOKENS, [0] * 8])
 def test_every_group_filtered_gives_zeros_not_infinities(mode, tokens):

@@ -163,6 +163,7 @@ class Bonus(reward_shaping.RewardShaping):
     amount: float
 
 
+@pytest.mark.fault("group of one, std of 0, float noise of equal rewards: huge or NaN advantages")
 @pytest.mark.parametrize("fault", REFUSALS)
 def test_contradiction_is_refused_with_its_key(fault: str) -> None:
     check_refusal(*REFUSALS[fault])

@@ -233,6 +233,7 @@ REFUSALS: dict[str, Refusal] = {
 }
 
 
+@pytest.mark.fault("bypass mode replaces the configured loss")
 @pytest.mark.parametrize("fault", REFUSALS)
 def test_contradiction_is_refused_with_its_key(fault: str) -> None:
     check_refusal(*REFUSALS[fault])

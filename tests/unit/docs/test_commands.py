@@ -105,7 +105,7 @@ def arguments_of(command: str, folder: Path) -> list[str]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds what the pages call runs/a, run.csv and so on."""
     folder = tmp_path_factory.mktemp("pages")
-    kept = REPO / "tests" / "unit" / "curves" / "quickstart_ledger" / "metrics.jsonl"
+    kept = REPO / "tests" / "unit" / "scaling" / "logs" / "quickstart_ledger" / "metrics.jsonl"
     for number, name in enumerate(("runs/a", "runs/b")):
         write_jsonl(folder / name / "metrics.jsonl", make_metrics(A=0.645 - 0.05 * number, seed=number))
     (folder / "outputs" / "quickstart" / "run").mkdir(parents=True)

@@ -89,6 +89,7 @@ def test_unclosed_thinking_gets_the_phrase_at_its_budget_and_then_answers() -> N
     assert engine.asked == [(0, 8), (17, 4)]
 
 
+@pytest.mark.fault("the model closes its thinking just before: the phrase lands inside the answer")
 @pytest.mark.parametrize(
     ("thinking", "requests"),
     [
@@ -124,6 +125,7 @@ def test_grace_is_used_once_however_often_a_marker_is_begun() -> None:
     assert response.phrase_span == (11, 20) and [limit for _, limit in engine.asked] == [8, 3, 4]
 
 
+@pytest.mark.fault("the model closes its thinking just before: the phrase lands inside the answer")
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("filling", range(4, 9))
 def test_markers_across_token_boundaries_are_found(offset: int, filling: int) -> None:
@@ -140,6 +142,7 @@ def test_markers_across_token_boundaries_are_found(offset: int, filling: int) ->
         assert (record["outcome"] == "natural") == (decode(response.token_ids) == thinking)
 
 
+@pytest.mark.fault("the model closes its thinking just before: the phrase lands inside the answer")
 def test_no_phrase_lands_behind_a_close_of_several_tokens() -> None:
     for length in range(12):
         thinking = "<t>" + "a" * length + "</t>" + "1234567890" + "$"

@@ -79,6 +79,7 @@ def test_nan_at_masked_positions_leaks_neither_into_loss_nor_gradient(mode, junk
     assert torch.isfinite(loss_BT.grad).all()
 
 
+@pytest.mark.fault("a response mask of False only: metrics crash")
 @pytest.mark.parametrize("mode", AGG_MODES)
 @pytest.mark.parametrize("counts", [{}, {"batch_num_tokens": 0, "global_batch_size": 0, "dp_size": 2}])
 def test_all_false_mask_gives_zero_not_nan(mode, counts):
@@ -182,6 +183,7 @@ def test_loss_and_gradient_are_equal_on_one_and_on_three_ranks(mode):
     np.testing.assert_allclose(np.concatenate(grads), np.concatenate(expected_grads), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.fault("other micro-batches, ranks or token budgets: another loss, or a gradient scaled by the ranks")
 @pytest.mark.parametrize("mode", AGG_MODES)
 @settings(max_examples=25, deadline=None)
 @given(
@@ -223,6 +225,7 @@ def test_mini_batches_that_cut_groups_average_to_the_whole_batch(mode, num_mini)
     torch.testing.assert_close(torch.stack(parts).mean(), whole, rtol=1e-12, atol=0)
 
 
+@pytest.mark.fault("every group filtered: the run aborts or divides by 0")
 @pytest.mark.parametrize("mode", AGG_MODES)
 def test_every_group_filtered_leaves_a_zero_loss(mode):
     batch = Batch(3, mode)

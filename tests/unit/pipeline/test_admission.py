@@ -35,6 +35,7 @@ def simulate(k: int, way: str = "keep", num_steps: int = 12, **changes: object) 
     return Simulation(rule, way=way, draw_length=draw, **arguments).run(num_steps)
 
 
+@pytest.mark.fault("a staleness bound of 0 or 1 that is off by one")
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     k=st.integers(0, 9),
@@ -65,6 +66,7 @@ def test_no_trained_token_is_older_than_k_and_nothing_deadlocks(
         assert sorted(outcome.trained_groups) == list(range(num_steps * batch_groups)), "no prompt is skipped"
 
 
+@pytest.mark.fault("resuming from a checkpoint skips or repeats prompts")
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_every_reachable_state_fulfils_the_inequality(data: st.DataObject) -> None:
@@ -114,6 +116,7 @@ def test_k_0_is_exactly_on_policy() -> None:
     assert set(simulate(0).ages) == {0}
 
 
+@pytest.mark.fault("a staleness bound of 0 or 1 that is off by one")
 def test_the_bound_is_reached_and_not_one_less() -> None:
     """A bound that is off by one would show as k - 1 here."""
     slow_trainer = Rates(num_replicas=1, slots=64, step_s=0.001, train_s_per_token=1.0)

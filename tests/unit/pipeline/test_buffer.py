@@ -126,6 +126,7 @@ def test_straggler_of_the_last_moment_is_waited_for(monkeypatch: pytest.MonkeyPa
     assert world.sample(2)[0] == ["g0"], "g2 is complete, but g0 would be too old for the step after"
 
 
+@pytest.mark.fault("a staleness bound of 0 or 1 that is off by one")
 def test_k_0_starts_one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a staleness bound of 0 is off by one."""
     world = World(3, 0, monkeypatch)
@@ -161,6 +162,7 @@ def test_group_with_a_missing_response_is_not_trained(monkeypatch: pytest.Monkey
     assert world.sample(1)[0] == ["g0.again"]
 
 
+@pytest.mark.fault("one request stuck running: sampling waits for ever")
 def test_lost_group_stuck_in_running_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a lost uid stuck in "running" blocks sampling for ever. Its old attempt comes back late, too."""
     world = World(1, 0, monkeypatch)
@@ -193,6 +195,7 @@ def test_another_batch_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         World(2, 0, monkeypatch).buffer.sample(1, "train", 3)
 
 
+@pytest.mark.fault("every group fails: they are given up for ever, and nobody says why")
 @pytest.mark.parametrize(("batch_groups", "k"), [(8, 1), (4, 2), (1, 0)])
 def test_run_of_which_every_group_fails_stops_with_the_cause(
     batch_groups: int, k: int, monkeypatch: pytest.MonkeyPatch

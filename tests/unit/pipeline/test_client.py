@@ -130,6 +130,7 @@ def test_request_that_answers_is_sent_once() -> None:
     assert len(server.calls) == 1 and balancer.open == 0 and server.aborted == []
 
 
+@pytest.mark.fault("one request stuck running: sampling waits for ever")
 def test_one_request_stuck_running_is_timed_out_aborted_and_reissued() -> None:
     """Fault: one request stuck "running", and sampling waits for ever."""
     server = StubServer(["hang", [7]])
@@ -142,6 +143,7 @@ def test_one_request_stuck_running_is_timed_out_aborted_and_reissued() -> None:
     assert balancer.open == 0
 
 
+@pytest.mark.fault("abort and resume yield more tokens than the response length")
 def test_second_attempt_has_the_whole_budget_and_no_more() -> None:
     """Fault: abort and resume gives more tokens than response_length."""
     server = StubServer(["hang", [7]])
@@ -196,6 +198,7 @@ def test_only_death_is_death() -> None:
     assert not is_dead_generator(unreachable())
 
 
+@pytest.mark.fault("the engine's ids are not ours: an abort does nothing and says nothing")
 def test_abort_that_did_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """Fault: the engine knows a request by another id, and aborting it is a silent no-op."""
     server = StubServer(["hang", [7]], can_abort=False)

@@ -40,6 +40,7 @@ def engine_with(*requests: Request) -> Any:
     return SimpleNamespace(scheduler=SimpleNamespace(requests={r.request_id: r for r in requests}))
 
 
+@pytest.mark.fault("the prefix cache serves a new request KV of old weights")
 def test_waiting_request_gets_the_prefix_of_the_new_weights() -> None:
     """Fault: prefix cache keeps blocks of old weights, and a new request is served KV many versions old."""
     waiting = make_request("waiting", "weights-1")
@@ -49,6 +50,7 @@ def test_waiting_request_gets_the_prefix_of_the_new_weights() -> None:
     assert waiting.block_hashes == fresh and waiting.cache_salt == "weights-2"
 
 
+@pytest.mark.fault("the prefix cache serves a new request KV of old weights")
 def test_running_request_keeps_its_prefix_and_is_counted() -> None:
     running, prefilling = make_request("running", "weights-1"), make_request("prefilling", "weights-1")
     running.num_computed_tokens = 12

@@ -99,6 +99,7 @@ def test_group_starts_again_from_its_stored_prompt_under_a_new_id(monkeypatch: p
     assert [prompt[0]["content"] for prompt in trainer.objects_of(batch["raw_prompt"])] == ["a", "b"]
 
 
+@pytest.mark.fault("resuming from a checkpoint skips or repeats prompts")
 def test_rows_without_a_prompt_are_dropped_from_a_restored_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch that trained just before the checkpoint is still in the queue that verl saves."""
     rows = {

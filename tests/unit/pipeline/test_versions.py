@@ -17,6 +17,7 @@ from scalerl_verl.pipeline.versions import (
 )
 
 
+@pytest.mark.fault("a request that spans versions carries one version")
 @given(st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=12))
 def test_log_gives_every_token_the_version_it_was_sampled_under(script: list[list[bool]]) -> None:
     """One list of booleans between two updates: True samples a token for request a, False for request b."""

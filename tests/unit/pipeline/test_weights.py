@@ -239,6 +239,7 @@ def test_run_ends_when_no_generator_is_left(monkeypatch: pytest.MonkeyPatch) -> 
         world.updater.check_generators()
 
 
+@pytest.mark.fault("one request stuck running: sampling waits for ever")
 def test_generator_that_dies_in_a_hanging_transfer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub's collective hangs for all when a peer dies, without an error, as NCCL's may."""
     world = World(monkeypatch, transfer_timeout_s=0.1)

@@ -182,6 +182,7 @@ def as_if_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algorithms, "require_active", lambda *names: None)
 
 
+@pytest.mark.fault("other micro-batches, ranks or token budgets: another loss, or a gradient scaled by the ranks")
 @pytest.mark.parametrize("num_mini", [1, 2])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
@@ -351,6 +352,7 @@ class StubTrainer:
         return batch
 
 
+@pytest.mark.fault("every group filtered: the run aborts or divides by 0")
 @pytest.mark.parametrize("trains", [True, False])
 def test_update_is_skipped_when_nothing_trains(monkeypatch: pytest.MonkeyPatch, trains: bool) -> None:
     builders = {spec.target: spec.build for spec in patches.SPECS}
