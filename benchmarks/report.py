@@ -16,7 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is run as a script, too
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.advantage.table import advantage_table
 from benchmarks.evidence import axes, family, fits, recipes, tokens, verl_runs

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.miniature.runs import BENCH, FEW, Group, read_group
-from benchmarks.rows import REPO, append_rows, describe_gpu, read_rows, run_facts
+from benchmarks.rows import append_rows, describe_gpu, read_rows, run_facts
 from scalerl_verl.json_lines import read_records
 
 PROMPTS_A_STEP = 32
@@ -163,16 +163,15 @@ def _is_seed(config: Path) -> bool:
 
 def run(name: str, arguments: argparse.Namespace) -> None:
     """All seeds of one recipe."""
-    sys.path.insert(0, str(REPO / "recipes" / "quickstart"))
     import torch
-    from model import build_tokenizer, format_prompt
-    from task import grade, sample_problems
     from transformers import Qwen3ForCausalLM
 
     from benchmarks.miniature.model import StackedModels
     from benchmarks.miniature.recipe import make_recipe
     from benchmarks.miniature.rollout import Vocabulary
     from benchmarks.miniature.train import Problem, Trainer, as_line, limits_of
+    from recipes.quickstart.model import build_tokenizer, format_prompt
+    from recipes.quickstart.task import grade, sample_problems
 
     seeds = arguments.seeds
     tokenizer = build_tokenizer()

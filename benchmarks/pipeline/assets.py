@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.recipe_modules import load_quickstart_module
+from recipes.quickstart import model as quickstart
 
 AGENT_LOOP = "drawn_lengths"
 
@@ -71,7 +71,6 @@ def make_model(folder: Path, size: Size) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    quickstart = load_quickstart_module("model")
     # verl's chat format wants a token for the line feed
     names = [quickstart.PAD, quickstart.END, quickstart.UNKNOWN, *quickstart.MARKERS, "\n"]
     names += [f"w{i}" for i in range(size.vocab - len(names))]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.pipeline.assets import Size
 from benchmarks.rows import REPO
-from scalerl_verl.reap import end_processes, run_marks
+from recipes.launch.processes import end_processes, run_marks
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 MODES = ("pipeline_rl keep", "pipeline_rl recompute", "separate_async", "sync")

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import attempt
-from runner import run_folder
-from spec import Run
-
+from recipes.ablation.runner import run_folder
+from recipes.ablation.spec import Run
+from recipes.launch.folder import Paths, state_of
 from scalerl_verl.scaling.logs.reading import read_run
 
 PREFIXES = ("scalerl/compute/", "scalerl/validation/")
@@ -30,8 +29,7 @@ def collect(runs: Sequence[Run], out: Path) -> tuple[Path, int]:
     num_runs, lines = 0, []
     for run in runs:
         folder = run_folder(out, run)
-        status = attempt.read_status(folder)
-        if status is None or status.state != "finished":
+        if state_of(Paths(folder)) != "finished":
             continue
         log = read_run([folder / "run"], run.name)
         rows = [{"step": step, "data": metrics} for step, metrics in sorted(log.steps.items())]

@@ -13,8 +13,9 @@ from typing import Any
 
 import yaml
 
-RECIPES = Path(__file__).resolve().parents[1]
-KEYS = ("launcher", "recipe", "config", "seeds", "common", "groups")
+from recipes.launch.command import RECIPES, parse_arguments, settings_of
+
+KEYS = ("recipe", "config", "seeds", "common", "groups")
 RUN_KEYS = ("config", "presets", "overrides")
 
 
@@ -28,7 +29,6 @@ class Run:
 
     Args:
         name: `group/name/seedN`, also its folder.
-        launcher: script that runs a recipe and resumes it if called again.
         recipe: folder of the recipe.
         config: of the recipe.
         presets: of ours, in front of the config.
@@ -37,18 +37,25 @@ class Run:
     """
 
     name: str
-    launcher: Path
     recipe: Path
     config: str
     presets: tuple[str, ...]
     overrides: tuple[str, ...]
     seed: int
 
-    def command(self, out: Path) -> list[str]:
-        """The command that runs it, or resumes it, with its files in ``out``."""
+    def command(self, out: Path, data: Path | None = None) -> list[str]:
+        """The command that runs it, or resumes it, with its files in ``out``, on its recipe's data or these."""
+        return [sys.executable, str(RECIPES / "launch" / "run.py"), *self._arguments(out, data)]
+
+    def settings(self, out: Path) -> dict[str, object]:
+        """What the launcher keeps of the command in the run's folder."""
+        return settings_of(parse_arguments(self._arguments(out, None)))
+
+    def _arguments(self, out: Path, data: Path | None) -> list[str]:
         presets = list(itertools.chain.from_iterable(("--preset", name) for name in self.presets))
         options = ["--config", self.config, *presets, "--out", str(out), "--seed", str(self.seed)]
-        return [sys.executable, str(self.launcher), str(self.recipe), *options, "--", *self.overrides]
+        options += [] if data is None else ["--data", str(data)]
+        return [str(self.recipe), *options, "--", *self.overrides]
 
 
 def read_sweep(path: Path, recipe: str | None = None) -> list[Run]:
@@ -77,9 +84,6 @@ def read_sweep(path: Path, recipe: str | None = None) -> list[Run]:
     folder = RECIPES / str(recipe or content.get("recipe", ""))
     if not folder.is_dir() or folder == RECIPES:
         raise SweepError(f"recipe {recipe or content.get('recipe')!r} is no folder of {RECIPES}")
-    launcher = path.parent / content.get("launcher", RECIPES / "common" / "run_recipe.py")
-    if not launcher.is_file():
-        raise SweepError(f"launcher {launcher} does not exist")
     common = _texts(content.get("common", []), "common")
     runs = []
     for seed in content.get("seeds", [0]):
@@ -97,7 +101,6 @@ def read_sweep(path: Path, recipe: str | None = None) -> list[Run]:
                 runs.append(
                     Run(
                         name=f"{where}/seed{seed}",
-                        launcher=launcher.resolve(),
                         recipe=folder,
                         config=str(entry.get("config", content.get("config", "config"))),
                         presets=tuple(_texts(entry.get("presets", []), f"{where}.presets")),
@@ -105,8 +108,7 @@ def read_sweep(path: Path, recipe: str | None = None) -> list[Run]:
                         seed=seed,
                     )
                 )
-    if launcher == RECIPES / "common" / "run_recipe.py":
-        _refuse_missing_configs(runs)
+    _refuse_missing_configs(runs)
     _refuse_twins(runs)
     return runs
 

@@ -18,12 +18,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder, whose modules have plain names
+
+from recipes.ablation.collect import collect
+from recipes.ablation.runner import describe, lock_queue, run_folder, work
+from recipes.ablation.spec import Run, SweepError, choose, read_sweep
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from runner import describe, lock_queue, run_folder, work  # noqa: E402
-from spec import Run, SweepError, choose, read_sweep  # noqa: E402
-
 FAILED = 3
 
 
@@ -37,6 +39,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--out", type=Path, help="default: outputs/ablation, of another sweep file outputs/ablation-NAME"
     )
     parser.add_argument("--recipe", help="folder below recipes/ in place of the sweep's")
+    parser.add_argument("--data", type=Path, help="folder with train.parquet and test.parquet of all runs")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="runs or groups to work on")
     parser.add_argument("--retry-failed", action="store_true", help="start failed runs again, too")
     what = parser.add_mutually_exclusive_group()
@@ -69,17 +72,16 @@ def _act(arguments: argparse.Namespace, runs: Sequence[Run], out: Path) -> int:
         print("\n".join(f"{run.name:<{width}}  {describe(out, run)}" for run in runs))
         return 0
     if arguments.print:
-        print("\n".join(shlex.join(run.command(run_folder(out, run))) for run in runs))
+        print("\n".join(shlex.join(run.command(run_folder(out, run), arguments.data)) for run in runs))
         return 0
     if arguments.collect:
-        from collect import collect
-
         path, num_runs = collect(runs, out)
         print(f"{path}: {num_runs} finished runs of {len(runs)}; scalerl compare {out / 'curves'}/*.jsonl")
         return 0
     lock = lock_queue(out)
     try:
-        return FAILED if work(runs, out, arguments.retry_failed, lambda text: print(text, flush=True)) else 0
+        num_failed = work(runs, out, arguments.data, arguments.retry_failed, lambda text: print(text, flush=True))
+        return FAILED if num_failed else 0
     finally:
         lock.close()
 

@@ -29,11 +29,30 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import torch
-from model import END, SIZES, build_model, build_optimizers, build_tokenizer, format_prompt, sample_responses
-from task import FlawRates, Problem, grade, sample_problems, stream_problems, write_flawed_solution, write_solution
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder, whose modules have plain names
+
+from recipes.quickstart.model import (
+    END,
+    SIZES,
+    build_model,
+    build_optimizers,
+    build_tokenizer,
+    format_prompt,
+    sample_responses,
+)
+from recipes.quickstart.task import (
+    FlawRates,
+    Problem,
+    grade,
+    sample_problems,
+    stream_problems,
+    write_flawed_solution,
+    write_solution,
+)
 from scalerl_verl.terminal import accept_any_text
 
 DATA_SOURCE = "scalerl/chain_sum"

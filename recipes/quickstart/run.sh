@@ -58,5 +58,9 @@ python=$repo/.venv/bin/python
 data=$repo/outputs/quickstart-data/seed$seed
 "$python" "$repo/recipes/quickstart/prepare.py" --out "$data" --seed "$seed"
 [ "$setup_only" = 1 ] && exit 0
-exec "$python" "$repo/recipes/quickstart/launch.py" --data "$data" --out "$out" --seed "$seed" \
-  --started-at "$started" "${launch[@]}" -- "$@"
+# The CPU platform, one thread a process, nothing downloaded, a Ray cluster of this run's own.
+export VERL_PLATFORM=cpu VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1
+unset RAY_ADDRESS
+exec "$python" "$repo/recipes/launch/run.py" "$repo/recipes/quickstart" --data "$data" --out "$out" --seed "$seed" \
+  --again --started-at "$started" "${launch[@]}" -- "$@"

@@ -1,1 +1,1 @@
-../common/run.sh
+../launch/run.sh

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalerl_verl.metrics import undocumented
-from scalerl_verl.reap import (
+from recipes.launch.processes import (
     Process,
     end_processes,
     find_processes,
@@ -24,7 +23,8 @@ from scalerl_verl.reap import (
     run_marks,
     see_processes,
 )
-from tests.recipe_modules import load_quickstart_module
+from recipes.quickstart import model as quickstart_model
+from scalerl_verl.metrics import undocumented
 
 REPO = Path(__file__).resolve().parents[2]
 PROBE = Path(__file__).resolve().parent / "probe"
@@ -78,10 +78,9 @@ def make_assets(folder: Path) -> Path:
     import pandas
     import torch
 
-    model_module = load_quickstart_module("model")
     torch.manual_seed(0)
-    tokenizer = model_module.build_tokenizer()
-    model = model_module.build_model(tokenizer)
+    tokenizer = quickstart_model.build_tokenizer()
+    model = quickstart_model.build_model(tokenizer)
     for name, apart in (("model", len(tokenizer)), ("stopping", 8), ("uneven", 40)):
         model.generation_config.eos_token_id = list(range(tokenizer.eos_token_id, len(tokenizer), apart))
         model.save_pretrained(folder / name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipe_modules import REPO
+from tests.paths import REPO
 from tests.unit.docs.test_commands import PAGES
 from tests.unit.test_release import copy_sources
 

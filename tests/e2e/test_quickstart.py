@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalerl_verl.reap import find_shared_memory, see_processes
-from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, PROBE, REPO, title_of
+from recipes.launch.processes import find_shared_memory, is_alive, see_processes
+from tests.e2e.launching import CPU_ENVIRONMENT, GROUP_SIZE, NUM_PROMPTS, PROBE, REPO, title_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -41,9 +41,10 @@ OVERRIDES = (
 
 def _launch(assets: Path, out: Path, log: Path, hold: bool) -> subprocess.Popen:
     """Start the launcher; with ``hold`` its run touches ``out/held`` before its second step and goes no further."""
-    command = [sys.executable, str(REPO / "recipes" / "quickstart" / "launch.py"), "--data", str(assets)]
-    command += ["--out", str(out), "--steps", str(STEPS), "--", *OVERRIDES]
-    environment = dict(os.environ)
+    command = [sys.executable, str(REPO / "recipes" / "launch" / "run.py"), str(REPO / "recipes" / "quickstart")]
+    command += ["--data", str(assets), "--out", str(out), "--again", "--steps", str(STEPS), "--", *OVERRIDES]
+    environment = {**os.environ, **CPU_ENVIRONMENT, "HF_HUB_OFFLINE": "1"}
+    environment.pop("RAY_ADDRESS", None)
     if hold:
         (out / "held").unlink(missing_ok=True)
         path = os.pathsep.join(filter(None, [str(PROBE), os.environ.get("PYTHONPATH")]))
@@ -85,7 +86,7 @@ def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def _run_id(out: Path) -> str:
-    return json.loads((out / ".lock").read_text())["run_id"]
+    return (out / ".lock").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_third_start_ends_the_orphan_resumes_and_reports(orphaned: Path, tiny_as
     _wait(lambda: "starting; its full log" in (orphaned / "third.log").read_text(), process)
     assert _run_id(orphaned) != orphan_id
     assert see_processes(orphan_id) == set()
-    assert [orphan for orphan in orphans if orphan.is_alive] == []
+    assert not any(map(is_alive, orphans))
     code = process.wait(timeout=600)
     text = (orphaned / "third.log").read_text()
     assert code == 0, text

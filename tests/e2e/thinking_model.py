@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tests.recipe_modules import load_quickstart_module
+from recipes.quickstart import model as quickstart_model
 
 LETTERS, DIGITS = "ab", "0123456789"
 MEAN_THINKING = 60
@@ -39,10 +39,9 @@ def followers(end: str) -> dict[str, dict[str, float]]:
 
 def make_thinking_model(folder: Path) -> Path:
     """Save the model and its tokenizer; returns the folder."""
-    module = load_quickstart_module("model")
     torch.manual_seed(0)
-    tokenizer = module.build_tokenizer()
-    base = module.build_model(tokenizer)
+    tokenizer = quickstart_model.build_tokenizer()
+    base = quickstart_model.build_model(tokenizer)
     config = type(base.config)(**{**base.config.to_dict(), "tie_word_embeddings": False})
     model = type(base)(config).float()
     model.generation_config = base.generation_config

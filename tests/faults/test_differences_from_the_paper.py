@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from recipes.ablation import spec
 from scalerl_verl.interruption.budgets import Budgets, InterruptionSettings
 from scalerl_verl.interruption.markers import ThinkingScript
 from scalerl_verl.interruption.response import NATURAL, InterruptedResponse
 from scalerl_verl.planning.resolve import compose_run
 from scalerl_verl.scaling.arguments import add_commands
-from tests.recipe_modules import RECIPES, load_recipe_module
+from tests.paths import RECIPES
 
 REPO = RECIPES.parent
 HEADING = "## Where we differ from the paper"
@@ -46,7 +47,6 @@ def test_truncated_responses_stay_in_the_recipe(rows: dict) -> None:
 
 
 def test_loss_left_out_is_verls_own_clip(rows: dict) -> None:
-    spec = load_recipe_module("ablation", "spec")
     runs = {run.name: run for run in spec.read_sweep(RECIPES / "ablation" / "sweep.yaml")}
 
     def clip_of(name: str) -> tuple[float, ...]:

@@ -21,7 +21,7 @@ from scalerl_verl.cli import main as scalerl
 from scalerl_verl.config import preset_layers
 from scalerl_verl.config.preset_report import LEFT_TO_YOU, describe, find_differences
 from scalerl_verl.planning.resolve import PRESETS, compose_and_compare
-from tests.recipe_modules import RECIPES, REPO
+from tests.paths import RECIPES, REPO
 
 ALL_PRESETS = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 ALL_RECIPES = [f"+{path.parent.name}=config" for path in sorted(RECIPES.glob("*/config.yaml"))] + ["+tiny-gpu=two"]

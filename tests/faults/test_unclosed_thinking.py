@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.common import reward as common_reward
+from recipes.quickstart import reward as quickstart_reward
 from scalerl_verl.interruption.response import OUTCOMES, RECORD_KEY, LengthRecord
-from tests.recipe_modules import RECIPES, load_quickstart_module, load_recipe_module
+from tests.paths import RECIPES
 from tests.unit.recipes.test_recipes import compose_recipe
 
 WRONG, RIGHT = {"score": -1.0, "acc": 0.0}, {"score": 1.0, "acc": 1.0}
@@ -23,7 +25,7 @@ TESTS = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
 
 @pytest.fixture(scope="module")
 def reward() -> ModuleType:
-    return load_recipe_module("common", "reward")
+    return common_reward
 
 
 def record(outcome: str | None) -> dict[str, Any]:
@@ -127,5 +129,4 @@ def test_record_reaches_the_reward_through_verl(
 )
 def test_quickstart_grades_exactly_one_closed_thinking(response: str, right: bool) -> None:
     """Also the reward of tiny-gpu."""
-    quickstart = load_quickstart_module("reward")
-    assert quickstart.compute_score("scalerl/chain_sum", response, "2") == (RIGHT if right else WRONG)
+    assert quickstart_reward.compute_score("scalerl/chain_sum", response, "2") == (RIGHT if right else WRONG)

@@ -14,7 +14,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.gpu.weight_updates import MODELS, STAGING, STRATEGIES
-from tests.recipe_modules import REPO
+from tests.paths import REPO
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -15,7 +15,7 @@ import scalerl_verl
 PACKAGE = Path(scalerl_verl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
-    ("errors", "metrics", "terminal", "json_lines", "bookkeeping", "reap"),
+    ("errors", "metrics", "terminal", "json_lines", "bookkeeping"),
     ("names", "columns"),
     ("config_numbers",),
     ("upstream", "shapes", "engine_context"),

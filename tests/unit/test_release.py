@@ -18,7 +18,7 @@ import markdown
 import pytest
 
 import scalerl_verl
-from tests.recipe_modules import REPO
+from tests.paths import REPO
 
 DESCRIPTION = "docs/package/description.md"
 SOURCES = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "scalerl_verl", DESCRIPTION)

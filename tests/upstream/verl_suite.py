@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import run_facts
-from scalerl_verl.reap import end_processes, run_marks, see_processes
+from recipes.launch.processes import end_processes, run_marks, see_processes
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV, STATUS_DIR_ENV
-from tests.recipe_modules import REPO
+from tests.paths import REPO
 
 STATES: dict[str, dict[str, str]] = {
     "without": {"VERL_USE_EXTERNAL_PLUGINS": "none", "VLLM_PLUGINS": ""},

@@ -13,9 +13,7 @@ import torch
 from benchmarks.miniature import bench, rollout, train
 from benchmarks.miniature import recipe as recipes
 from benchmarks.miniature.model import StackedModels
-from tests.recipe_modules import load_quickstart_module
-
-quickstart = load_quickstart_module("model")
+from recipes.quickstart import model as quickstart
 
 BUDGET = "++algorithm.scalerl.interruption.thinking_budget=[10,12]"
 SMALL = quickstart.Size(32, 64, 2, 2, 16)

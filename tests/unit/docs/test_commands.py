@@ -21,11 +21,14 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes.ablation import sweep
+from recipes.launch import launcher
+from recipes.launch.command import parse_arguments
 from scalerl_verl.cli import main
 from scalerl_verl.config import machine_checks
 from scalerl_verl.config.checks import find_problems
 from scalerl_verl.planning.resolve import compose_run
-from tests.recipe_modules import REPO, load_recipe_module
+from tests.paths import REPO
 from tests.unit.composed import compose_config
 from tests.unit.scaling.logs.conftest import make_metrics, write_jsonl
 
@@ -162,8 +165,8 @@ def test_launch_line_composes_and_contradicts_nothing(command: str) -> None:
 def test_recipe_prints_a_launch_line_that_composes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     script, *options = arguments_of(command, REPO)
     recipe = REPO / Path(script).parent
-    assert (REPO / script).resolve() == REPO / "recipes" / "common" / "run.sh"
-    assert load_recipe_module("common", "run_recipe").main([str(recipe), *options, "--print"]) == 0
+    assert (REPO / script).resolve() == REPO / "recipes" / "launch" / "run.sh"
+    assert launcher.main([str(recipe), *options, "--print"]) == 0
     _, *line = arguments_of(f"x {capsys.readouterr().out.strip()}", REPO)
     assert line[:2] == ["-m", "verl.trainer.main_ppo"] and line[2] == "--config-dir"
     config = compose_run([f"hydra.searchpath=['file://{line[3]}']", *line[4:]])
@@ -171,7 +174,6 @@ def test_recipe_prints_a_launch_line_that_composes(command: str, capsys: pytest.
 
 
 def test_sweep_takes_the_options_of_the_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = load_recipe_module("ablation", "sweep")
     commands = shown("python recipes/ablation/sweep.py", "test_sweep_takes_the_options_of_the_pages")
     assert len(commands) == 3
     for command in commands:
@@ -181,18 +183,30 @@ def test_sweep_takes_the_options_of_the_pages(tmp_path: Path, capsys: pytest.Cap
         assert capsys.readouterr().out.strip()
 
 
-def test_quickstart_takes_the_options_of_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+STUB_PYTHON = """#!/bin/sh
+printf '%s\\n' "$VERL_PLATFORM" "$RAY_ADDRESS" "$@" > "$(dirname "$0")/../../called"
+"""
+
+
+def test_quickstart_takes_the_options_of_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """run.sh as it is, with an environment that only notes the last call."""
     (command,) = shown("bash recipes/quickstart/run.sh", "test_quickstart_takes_the_options_of_the_pages")
-    options = arguments_of(command, REPO)[1:]
-    end = options.index("--")
-    assert options[:end] == ["--steps", "60"], "run.sh hands these two on to the launcher"
-    text = (REPO / "recipes" / "quickstart" / "run.sh").read_text()
-    assert '--steps) number --steps "${2:-}" 1; launch+=(--steps "$2")' in text
-    arguments = load_recipe_module("quickstart", "launch").parse_arguments(
-        ["--data", "d", "--out", "o", "--seed", "0", *options[:end], "--", *options[end + 1 :]]
-    )
-    assert arguments.steps == 60
+    folder, python = tmp_path / "recipes" / "quickstart", tmp_path / ".venv" / "bin" / "python"
+    folder.mkdir(parents=True)
+    python.parent.mkdir(parents=True)
+    shutil.copy(REPO / "recipes" / "quickstart" / "run.sh", folder)
+    (folder / "env.sh").write_text("ensure_env() { :; }\n")
+    python.write_text(STUB_PYTHON)
+    python.chmod(0o755)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    subprocess.run(["bash", *arguments_of(command, REPO)], cwd=tmp_path, check=True)
+    platform, address, script, *given = (tmp_path / "called").read_text().splitlines()
+    assert (platform, address) == ("cpu", "")
+    assert Path(script).relative_to(tmp_path) == Path("recipes/launch/run.py")
+    arguments = parse_arguments(given)
+    assert arguments.recipe == folder and arguments.steps == 60 and arguments.again
+    assert arguments.out == tmp_path / "outputs" / "quickstart"
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
     config = compose_config("+scalerl=quickstart", *arguments.overrides)
     assert config.actor_rollout_ref.actor.policy_loss.eps_max == 4 and find_problems(config) == []
 

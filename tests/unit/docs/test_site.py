@@ -16,7 +16,7 @@ import pytest
 import scalerl_verl
 from scalerl_verl import metrics, names
 from scalerl_verl.curriculum import settings as curriculum_settings
-from tests.recipe_modules import REPO
+from tests.paths import REPO
 from tests.unit.docs.test_commands import PAGES
 
 DOCS = REPO / "docs"
@@ -126,7 +126,9 @@ def said() -> list[str]:
     return [text for path in paths for text in texts_of(ast.parse(path.read_text()))]
 
 
-def test_troubleshooting_quotes_what_the_plugin_says(said: list[str]) -> None:
+def test_troubleshooting_quotes_what_plugin_and_launcher_say(said: list[str]) -> None:
+    launcher = (REPO / "recipes" / "launch").glob("*.py")
+    said = [*said, *(text for path in launcher for text in texts_of(ast.parse(path.read_text())))]
     page = (DOCS / "troubleshooting.md").read_text()
     quotes = re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", page)
     assert len(quotes) > 30

@@ -24,6 +24,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
+from recipes.quickstart import model as quickstart_model
 from scalerl_verl.errors import PatchError, RewardError, ScaleRLConfigError
 from scalerl_verl.interruption import verl as agent_loop
 from scalerl_verl.interruption.response import RECORD_KEY
@@ -31,10 +32,9 @@ from scalerl_verl.interruption.settings import make_script, read_settings
 from scalerl_verl.interruption.verl import ForcedInterruptionLoop, ResponseContext, response_context
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.verl import agent_loop as patch
-from tests.recipe_modules import load_quickstart_module
 from tests.unit.interruption.scripted import ScriptedEngine
 
-TOKENIZER = load_quickstart_module("model").build_tokenizer()
+TOKENIZER = quickstart_model.build_tokenizer()
 PHRASE = "Stop.</think>"
 MESSAGES = [{"role": "user", "content": "7+5"}]
 

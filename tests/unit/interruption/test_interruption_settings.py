@@ -11,16 +11,16 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from recipes.quickstart import model as quickstart_model
 from scalerl_verl.interruption.settings import (
     find_model_problems,
     find_tokenizer_problems,
     make_script,
     read_settings,
 )
-from tests.recipe_modules import load_quickstart_module
 from tests.unit.composed import changed
 
-THINKING = load_quickstart_module("model").build_tokenizer()
+THINKING = quickstart_model.build_tokenizer()
 ROLLOUT = "actor_rollout_ref.rollout"
 
 

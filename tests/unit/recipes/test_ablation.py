@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -15,14 +15,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from recipes.ablation import spec as ablation_spec
+from recipes.launch.command import build_command, parse_arguments
+from recipes.launch.folder import Paths, read_attempts, state_of
+from recipes.launch.processes import is_alive
 from scalerl_verl.config.checks import find_problems
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.resolve import compose_run
-from scalerl_verl.reap import Process, start_of
-from tests.recipe_modules import RECIPES, load_recipe_module
+from tests.paths import RECIPES
 from tests.unit.verl.test_leave_one_out import ROWS
 
 ABLATION = RECIPES / "ablation"
@@ -40,7 +44,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def spec() -> ModuleType:
-    return load_recipe_module("ablation", "spec")
+    return ablation_spec
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +55,8 @@ def runs(spec: ModuleType) -> dict[str, Any]:
 
 def launch_line(run: Any, tmp_path: Path) -> list[str]:
     """What the run's launcher gives to main_ppo."""
-    module = load_recipe_module("common", "run_recipe")
-    given = run.command(tmp_path)
-    arguments = module.parse_arguments(
-        [*given[2 : -len(run.overrides) - 1], "--data", str(tmp_path), "--", *run.overrides]
-    )
-    return module.build_command(arguments, module.Paths(tmp_path))
+    arguments = parse_arguments(run.command(tmp_path, tmp_path)[2:])
+    return build_command(arguments, Paths(tmp_path))
 
 
 def kind_of(run: Any) -> tuple[Any, ...]:
@@ -109,38 +109,41 @@ def test_sweep_has_the_values_it_promises(runs: dict[str, Any]) -> None:
         assert f"{name}/seed0" in runs and f"{name}/seed1" in runs
 
 
-# A launcher reduced to what the queue sees of one: it takes the launcher's arguments, counts its starts, waits for a
-# permission, and leaves metrics as verl's file logger writes them.
-STUB = """
-import json, pathlib, sys, time
-arguments = sys.argv[1:]
-out, overrides = pathlib.Path(arguments[arguments.index("--out") + 1]), arguments[arguments.index("--") + 1:]
-with (out / "starts").open("a") as stream:
-    stream.write("start\\n")
-gate = pathlib.Path(__file__).with_name("gate")
-while "wait" in overrides and not gate.exists():
+MAIN_PPO = """
+import json, os, pathlib, sys, time
+out = pathlib.Path(os.environ["VERL_FILE_LOGGER_PATH"]).parents[1]
+def note(what):
+    with (out / what).open("a") as stream:
+        stream.write(what + "\\n")
+note("starts")
+gate = pathlib.Path(os.environ["GATE"])
+while "wait" in sys.argv and not gate.exists():
     time.sleep(0.02)
-if "fail" in overrides and not gate.exists():
+if "fail" in sys.argv and not gate.exists():
     sys.exit(9)
-(out / "run").mkdir(exist_ok=True)
 rows = [{"step": step, "data": {"scalerl/compute/gpu_hours": step / 10, "scalerl/validation/pass_rate": step / 9}}
         for step in range(4)]
 rows[2]["data"].pop("scalerl/validation/pass_rate")
 (out / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
-with (out / "ends").open("a") as stream:
-    stream.write("end\\n")
+note("ends")
 """
+"""In verl's place: it counts its starts, waits for a permission, and leaves metrics as verl's file logger does."""
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[..., Path]:
-    """``sweep(first=[...], ...)``: a sweep file of a group with these runs, launched by the stub."""
-    (tmp_path / "stub.py").write_text(STUB)
+    """``sweep(first=[...], ...)``: a sweep file of a group with these runs."""
+    package = tmp_path / "site" / "verl" / "trainer"
+    package.mkdir(parents=True)
+    (package / "main_ppo.py").write_text(MAIN_PPO)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.parquet").touch()
 
     def write(**members: list[str]) -> Path:
         path = tmp_path / "sweep.yaml"
-        content = {"launcher": "stub.py", "recipe": "tiny-gpu", "groups": {"group": members}}
-        path.write_text(yaml.safe_dump(content))
+        path.write_text(yaml.safe_dump({"recipe": "tiny-gpu", "groups": {"group": members}}))
         return path
 
     return write
@@ -153,8 +156,14 @@ def queue(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
 
     def start(path: Path, *options: str) -> subprocess.Popen:
         command = [sys.executable, str(ABLATION / "sweep.py"), "--sweep", str(path), "--out", str(tmp_path / "out")]
+        python_path = os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [*command, "--data", str(tmp_path), *options],
+            env={**os.environ, "PYTHONPATH": python_path, "GATE": str(tmp_path / "gate")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         started.append(process)
         return process
@@ -176,8 +185,12 @@ def count(tmp_path: Path, name: str, what: str) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def status(tmp_path: Path, name: str) -> dict[str, Any]:
-    return json.loads((folder(tmp_path, name) / "status.json").read_text())
+def state(tmp_path: Path, name: str) -> str:
+    return state_of(Paths(folder(tmp_path, name)))
+
+
+def codes(tmp_path: Path, name: str) -> list[Any]:
+    return [attempt["code"] for attempt in read_attempts(Paths(folder(tmp_path, name)))]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -197,12 +210,12 @@ def test_queue_runs_each_once_marks_failures_and_goes_on(sweep, queue, tmp_path:
     path = sweep(first=[], second=["fail"], third=["x=1"])
     code, out = finish(queue(path))
     assert code == 3, out
-    assert [status(tmp_path, name)["state"] for name in ("first", "second", "third")] == [
+    assert [state(tmp_path, name) for name in ("first", "second", "third")] == [
         "finished",
         "failed",
         "finished",
     ]
-    assert status(tmp_path, "second")["attempts"][0]["code"] == 9
+    assert codes(tmp_path, "second") == [9]
     code, out = finish(queue(path))
     assert code == 3 and "group/second/seed0: failed before" in out
     assert [count(tmp_path, name, "starts") for name in ("first", "second", "third")] == [1, 1, 1]
@@ -238,13 +251,13 @@ def test_killed_run_is_resumed_by_the_same_command(sweep, queue, tmp_path: Path)
     processes = _processes_with(str(folder(tmp_path, "first")))
     for process in processes:
         os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not any(process.is_alive for process in processes))
-    assert status(tmp_path, "first")["state"] == "running"
+    wait_until(lambda: not any(map(is_alive, processes)))
+    assert state(tmp_path, "first") == "killed"
     assert "group/first/seed0  killed" in finish(queue(path, "--list"))[1]
     (tmp_path / "gate").touch()
     code, out = finish(queue(path))
     assert code == 0 and "group/first/seed0: resuming" in out
-    assert [attempt["code"] for attempt in status(tmp_path, "first")["attempts"]] == [None, 0]
+    assert codes(tmp_path, "first") == [None, 0]
     assert (count(tmp_path, "first", "starts"), count(tmp_path, "first", "ends")) == (2, 1)
 
 
@@ -257,8 +270,8 @@ def test_interrupted_queue_ends_its_run_and_resumes_it_later(sweep, queue, tmp_p
     interrupted.send_signal(signal.SIGINT)
     code, out = finish(interrupted)
     assert code == 130 and "call again to resume" in out
-    assert status(tmp_path, "first")["state"] == "interrupted"
-    assert not any(process.is_alive for process in processes)
+    assert state(tmp_path, "first") == "interrupted"
+    assert not any(map(is_alive, processes))
     (tmp_path / "gate").touch()
     assert finish(queue(path))[0] == 0
     assert (count(tmp_path, "first", "starts"), count(tmp_path, "first", "ends")) == (2, 1)
@@ -306,7 +319,7 @@ def test_results_are_what_the_curve_commands_read(sweep, queue, tmp_path: Path) 
         ({"recipe": "tiny-gpu", "groups": {"g": {"a": [1]}}}, "g/a.overrides: 1 is no text"),
         ({"recipe": "tiny-gpu", "groups": {"g": {"a": []}}, "seeds": [-1]}, "is no whole number"),
         ({"recipe": "tiny-gpu", "groups": {"g": {"a": [], "b": []}}}, "g/b/seed0 is the same run as g/a/seed0"),
-        ({"recipe": "tiny-gpu", "groups": {}, "launcher": "none.py"}, "none.py does not exist"),
+        ({"recipe": "tiny-gpu", "groups": {}, "launcher": "none.py"}, "launcher does not exist, the keys are"),
     ],
 )
 def test_wrong_sweep_is_refused(spec: ModuleType, tmp_path: Path, content: dict[str, Any], said: str) -> None:
@@ -325,16 +338,11 @@ def test_parts_of_a_sweep_are_chosen_by_name(spec: ModuleType, runs: dict[str, A
         spec.choose(everything, ["leave_two_out"])
 
 
-def _processes_with(text: str) -> list[Process]:
-    """Processes whose command line has `text`, this one and zombies left out."""
+def _processes_with(text: str) -> list[psutil.Process]:
+    """Processes whose command line has `text`, this one left out."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            started = start_of(int(entry.name))
-            if text.encode() in line and started is not None:
-                found.append(Process(int(entry.name), started))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and any(text in word for word in process.cmdline()):
+                found.append(process)
     return found

@@ -11,17 +11,18 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from tests.recipe_modules import load_recipe_module
+from recipes.common import reward as common_reward
+from recipes.common import to_parquet as converter
 
 
 @pytest.fixture(scope="module")
 def to_parquet() -> ModuleType:
-    return load_recipe_module("common", "to_parquet")
+    return converter
 
 
 @pytest.fixture(scope="module")
 def reward() -> ModuleType:
-    return load_recipe_module("common", "reward")
+    return common_reward
 
 
 PROBLEMS = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i), "difficulty": "3/8"} for i in range(30)]

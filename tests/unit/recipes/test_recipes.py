@@ -8,22 +8,26 @@ import os
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from recipes.common import to_parquet
+from recipes.launch import launcher
+from recipes.launch.command import build_command, parse_arguments
+from recipes.launch.folder import Paths
+from recipes.quickstart import model as quickstart_model
 from scalerl_verl.cli import main
 from scalerl_verl.config.checks import find_problems
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.resolve import compose_run, find_recipe
-from tests.recipe_modules import RECIPES, load_quickstart_module, load_recipe_module
+from tests.paths import RECIPES
 
 CONFIGS = {"tiny-gpu": ("config", "two"), "scalerl-8b-math": ("config",)}
 CONFIGS |= {name: ("config",) for name in ("scalerl-moe", "math-and-code")}
 ALL = [(recipe, config) for recipe, configs in CONFIGS.items() for config in configs]
-LAUNCHABLE = sorted(path.parent.name for path in RECIPES.glob("*/config.yaml"))
+LAUNCHABLE = sorted(set(path.parent.name for path in RECIPES.glob("*/config.yaml")) - {"quickstart"})
 PLAN = re.compile(r"<!-- plan:(\S+) ?(.*?) ?-->\n(.*?)<!-- end:plan -->", re.DOTALL)
 
 
@@ -59,16 +63,16 @@ def test_readme_shows_the_plan_of_today(recipe: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("recipe", LAUNCHABLE)
-def test_recipe_is_pinned_and_launched_by_the_common_script(recipe: str) -> None:
+def test_recipe_is_pinned_and_launched_by_the_one_launcher(recipe: str) -> None:
     folder = RECIPES / recipe
     pins = (folder / "PINS.txt").read_text()
     assert pins.startswith("-r ../common/pins-gpu.txt\n")
-    assert (folder / "run.sh").resolve() == RECIPES / "common" / "run.sh"
+    assert (folder / "run.sh").resolve() == RECIPES / "launch" / "run.sh"
     assert (folder / "prepare.sh").is_file()
     model = str(compose_recipe(recipe).actor_rollout_ref.model.path)
     if not (folder / "model.json").is_file():
         assert f"# model {model}\n" in pins
-        sources = load_recipe_module("common", "to_parquet").SOURCES
+        sources = to_parquet.SOURCES
         used = [
             name for name in sources if re.search(rf"\b{name}\b", (folder / "prepare.sh").read_text().split("exec")[1])
         ]
@@ -114,8 +118,7 @@ def test_8b_math_is_the_paper_s_set_up() -> None:
 
 def test_stored_shape_of_tiny_gpu_is_that_of_its_model() -> None:
     stored = json.loads((RECIPES / "tiny-gpu" / "model.json").read_text())
-    module = load_quickstart_module("model")
-    built = module.build_model(module.build_tokenizer()).config.to_dict()
+    built = quickstart_model.build_model(quickstart_model.build_tokenizer()).config.to_dict()
     assert {key: built[key] for key in stored} == stored
 
 
@@ -124,16 +127,11 @@ def test_tiny_gpu_thinks_as_the_quickstart_does() -> None:
     assert compose_recipe("tiny-gpu").algorithm.scalerl.interruption == quickstart
 
 
-@pytest.fixture(scope="module")
-def run_recipe() -> ModuleType:
-    return load_recipe_module("common", "run_recipe")
-
-
-def test_launch_line_composes_to_the_recipe_and_its_files(run_recipe: ModuleType, tmp_path: Path) -> None:
+def test_launch_line_composes_to_the_recipe_and_its_files(tmp_path: Path) -> None:
     out, data = tmp_path / "it's out", tmp_path / "data"
     (data / "model").mkdir(parents=True)
     (data / "model" / "config.json").write_text("{}")
-    arguments = run_recipe.parse_arguments(
+    arguments = parse_arguments(
         [
             str(RECIPES / "tiny-gpu"),
             "--config",
@@ -146,8 +144,8 @@ def test_launch_line_composes_to_the_recipe_and_its_files(run_recipe: ModuleType
             "data.train_batch_size=16",
         ]
     )
-    paths = run_recipe.Paths(out)
-    command = run_recipe.build_command(arguments, paths)
+    paths = Paths(out)
+    command = build_command(arguments, paths)
     assert command[1:4] == ["-m", "verl.trainer.main_ppo", "--config-dir"] and command[4] == str(RECIPES)
     config = compose_run([f"hydra.searchpath=['file://{command[4]}']", *command[5:]])
     assert config.trainer.v1.trainer_mode == "pipeline_rl" and config.data.train_batch_size == 16
@@ -157,26 +155,24 @@ def test_launch_line_composes_to_the_recipe_and_its_files(run_recipe: ModuleType
     assert find_problems(config) == []
 
 
-def test_presets_come_in_front_of_the_config(run_recipe: ModuleType, tmp_path: Path) -> None:
+def test_presets_come_in_front_of_the_config(tmp_path: Path) -> None:
     options = ["--preset", "grpo", "--preset", "tiny", "--config", "gpu", "--data", str(tmp_path)]
-    arguments = run_recipe.parse_arguments([str(RECIPES / "tiny-gpu"), *options])
-    command = run_recipe.build_command(arguments, run_recipe.Paths(tmp_path))
+    arguments = parse_arguments([str(RECIPES / "tiny-gpu"), *options])
+    command = build_command(arguments, Paths(tmp_path))
     config = compose_run([f"hydra.searchpath=['file://{RECIPES}']", *command[5:]])
     assert config.algorithm.adv_estimator == "grpo" and config.data.train_batch_size == 32
     assert config.actor_rollout_ref.actor.optim.lr == 5e-4, "sizes stand after the baseline's set-up"
 
 
-def test_finished_run_is_not_run_again(
-    run_recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = run_recipe.Paths(tmp_path)
+def test_finished_run_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = Paths(tmp_path)
     paths.run.mkdir()
     paths.finished.touch()
-    assert run_recipe.main([str(RECIPES / "tiny-gpu"), "--out", str(tmp_path), "--data", str(tmp_path / "none")]) == 0
+    assert launcher.main([str(RECIPES / "tiny-gpu"), "--out", str(tmp_path), "--data", str(tmp_path / "none")]) == 0
     assert "holds a finished run" in capsys.readouterr().out
     assert not (tmp_path / "none").exists()
 
 
-def test_unknown_config_is_refused(run_recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_recipe.main([str(RECIPES / "tiny-gpu"), "--config", "ten", "--out", str(tmp_path)]) == 1
+def test_unknown_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launcher.main([str(RECIPES / "tiny-gpu"), "--config", "ten", "--out", str(tmp_path)]) == 1
     assert "has no ten.yaml" in capsys.readouterr().err

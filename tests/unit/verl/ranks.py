@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.recipe_modules import REPO
+from tests.paths import REPO
 
 
 def run_ranks(program: Path, folder: Path, world_size: int) -> None:

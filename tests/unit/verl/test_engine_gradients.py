@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.recipe_modules import load_quickstart_module
+from recipes.quickstart import model as recipe
 from tests.unit.verl.rank_updates import CASES
 from tests.unit.verl.ranks import run_ranks
 
@@ -40,7 +40,6 @@ def run_engine(folder: Path, world_size: int) -> Gradients:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engine")
-    recipe = load_quickstart_module("model")
     tokenizer = recipe.build_tokenizer()
     torch.manual_seed(0)
     recipe.build_model(tokenizer).save_pretrained(folder / "model")

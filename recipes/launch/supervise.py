@@ -10,10 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from progress import Progress
-from run_files import Paths
-
-from scalerl_verl.reap import (
+from recipes.launch.folder import INTERRUPTED, Paths
+from recipes.launch.processes import (
     Process,
     end_processes,
     find_shared_memory,
@@ -21,6 +19,7 @@ from scalerl_verl.reap import (
     resident_gib,
     see_processes,
 )
+from recipes.launch.progress import Progress
 
 
 class RunWatch(threading.Thread):
@@ -61,7 +60,7 @@ def run_training(
         environment: of the run, with its `run_marks`.
         paths: files of the run.
         run_id: id by which the run's processes are found.
-        lock: the open lock of the folder, which the run inherits.
+        lock: the open lock of the folder that the run inherits.
     """
     watch = RunWatch(run_id)
     progress = Progress(paths)
@@ -88,7 +87,7 @@ def run_training(
         progress.poll()
         code = process.returncode
     except KeyboardInterrupt:
-        code = 130
+        code = INTERRUPTED
     finally:
         # Another signal in here would leave what the first one was meant to remove.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -97,7 +96,7 @@ def run_training(
         watch.sample()
         num_ended = end_processes(run_id, known=watch.processes)
         removed = remove_shared_memory(watch.segments)
-    if code == 130:
+    if code == INTERRUPTED:
         print("\ninterrupted", flush=True)
     if code != 0:
         print(f"ended {num_ended} processes, removed {len(removed)} shared-memory segments", flush=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from scalerl_verl import reap
-from scalerl_verl.reap import (
+from recipes.launch import processes as reap
+from recipes.launch.processes import (
     RUN_ID_ENV,
     Process,
     end_processes,
@@ -152,7 +152,7 @@ def test_run_without_a_process_has_nothing_to_end(run_id: str) -> None:
 
 def test_own_process_is_never_found(run_id: str) -> None:
     code = (
-        "import sys; from scalerl_verl.reap import end_processes, find_processes; "
+        "import sys; from recipes.launch.processes import end_processes, find_processes; "
         "print(find_processes(sys.argv[1]), end_processes(sys.argv[1]))"
     )
     done = subprocess.run(

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: where its files are, whether it is resumed, and its metrics over several attempts."""
+"""The folder of a run: where its files are, whether it is resumed, its attempts, and its metrics over all of them."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +43,52 @@ class Paths:
         return self.run / "settings.json"
 
     @property
+    def attempts(self) -> Path:
+        """Begin and end (Unix seconds) and exit code of each attempt; the last two are null if it was killed."""
+        return self.out / "attempts.json"
+
+    @property
     def latest_checkpoint(self) -> Path:
         return self.run / "checkpoints" / "latest_checkpointed_iteration.txt"
+
+
+INTERRUPTED = 130
+"""Exit code of a launcher that was asked to end."""
+
+
+def read_attempts(paths: Paths) -> list[dict[str, float | int | None]]:
+    """Attempts at the run, oldest first; empty if there was none."""
+    return json.loads(paths.attempts.read_text(encoding="utf-8")) if paths.attempts.exists() else []
+
+
+def _write_attempts(paths: Paths, attempts: list[dict[str, float | int | None]]) -> None:
+    """In one step: a reader sees the old or the new ones."""
+    partial = paths.attempts.with_suffix(".partial")
+    partial.write_text(json.dumps(attempts, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, paths.attempts)
+
+
+def begin_attempt(paths: Paths) -> None:
+    """Note that an attempt begins."""
+    _write_attempts(paths, [*read_attempts(paths), {"began": time.time(), "ended": None, "code": None}])
+
+
+def end_attempt(paths: Paths, code: int) -> None:
+    """Note how the attempt that began last has ended."""
+    attempts = read_attempts(paths)
+    attempts[-1] |= {"ended": time.time(), "code": code}
+    _write_attempts(paths, attempts)
+
+
+def state_of(paths: Paths) -> str:
+    """State of a run that no launcher works on: waiting, finished, interrupted, failed or killed."""
+    attempts = read_attempts(paths)
+    if paths.finished.exists():
+        return "finished"
+    if not attempts:
+        return "waiting"
+    code = attempts[-1]["code"]
+    return {None: "killed", INTERRUPTED: "interrupted"}.get(code, "failed")
 
 
 def start_files(paths: Paths, fresh: bool, settings: dict[str, object]) -> str:
@@ -51,7 +97,7 @@ def start_files(paths: Paths, fresh: bool, settings: dict[str, object]) -> str:
     Args:
         paths: files of the run.
         fresh: start anew even if there is something to resume.
-        settings: seed, steps and overrides; an interrupted run is resumed with the same only.
+        settings: what decides the run; an interrupted one is resumed with the same only.
 
     Raises:
         LaunchError: the run's folder is not ours, or was started with other settings.

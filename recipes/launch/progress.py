@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 
-from run_files import Paths
+from recipes.launch.folder import Paths
 
 STAGES = (
     ("Started a local Ray instance", "Ray is up; starting the trainer (about 20 s)"),
