@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.pipeline.runs import MODES
+from benchmarks.pipeline.simulator import Rates, Simulation
 from scalerl_verl.pipeline.admission import AdmissionRule
-from scalerl_verl.pipeline.simulator import Rates, Simulation
 
 SLEEP_S = 1.0
 """What verl's client waits before it sends an aborted request again."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PipelineRL-k: generators that go on during weight updates, a trainer that never sees data older than k versions.
 
-This package's algorithm (`admission`, `versions`, `simulator`) imports the standard library only; the rest fits it into
+This package's algorithm (`admission`, `versions`) imports the standard library only; the rest fits it into
 verl and vLLM and is imported where a run asks for it.
 """
 

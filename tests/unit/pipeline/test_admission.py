@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.pipeline.simulator import Outcome, Rates, Simulation
 from scalerl_verl.pipeline import AdmissionRule
-from scalerl_verl.pipeline.simulator import Outcome, Rates, Simulation
 
 KINDS_OF_LENGTHS = {
     "equal": lambda rng: 20,
