@@ -107,6 +107,7 @@ METRICS: dict[str, str] = {
     "pipeline/versions_per_sequence_mean": "versions a response was sampled under",
     "pipeline/versions_per_sequence_max": "the greatest",
     "pipeline/pause_s": "seconds of a weight update during which the slowest generator sampled nothing",
+    "pipeline/sent_gib": "weights of an update as they are sent, once, in GiB",
     "pipeline/transfer_s": "seconds of sending the weights, while generation goes on",
     "pipeline/swap_s": "seconds of loading them, of the slowest generator",
     "pipeline/kept_requests": "requests that went on over the update",

@@ -50,14 +50,13 @@ class Size:
     regimes: tuple[Regime, Regime]
 
 
+_ON_GPUS = (Regime("generation-bound", 48, 1000, 3072), Regime("trainer-bound", 960, 64, 256))
 SIZES = {
-    # 0.28B parameters. A batch is half of the sequences that decode at once (in the paper's set-up an eighth), and
+    # 0.28B and 2.03B parameters. A batch is an eighth of the sequences that decode at once, as in the paper, and
     # training it takes less time than generating it. The second regime's prompts are 15 times its responses: they cost
     # the trainer, while the generator computes each once for its group.
-    "gpu": Size(
-        32768, 1024, 16, 2, 4, 16,
-        (Regime("generation-bound", 48, 1000, 3072), Regime("trainer-bound", 960, 64, 256)),
-    ),
+    "0.28B": Size(32768, 1024, 16, 4, 4, 128, _ON_GPUS),
+    "2B": Size(151_936, 2048, 28, 4, 4, 128, _ON_GPUS),
     "cpu": Size(
         512, 64, 2, 8, 4, 16,
         (Regime("generation-bound", 8, 60, 160), Regime("trainer-bound", 48, 6, 16)),

@@ -3,8 +3,8 @@
 
 python -m benchmarks.pipeline.bench --mode sync                    two CPU cores, a random tiny model
 python -m benchmarks.pipeline.bench --mode "pipeline_rl keep" --gpus 0,1 --run-id a --work OUT --seconds 400
-python -m benchmarks.pipeline.bench --lanes "pipeline_rl keep@0,1;pipeline_rl recompute@0,1;separate_async@0,1;sync@0,1"
-                                                   all of them, started together and measured in turns: the table
+python -m benchmarks.pipeline.bench --lanes "pipeline_rl keep@0,1;pipeline_rl keep:plain@0,1;sync:2B@0,1"
+                                                   several, started together and measured in turns: the table
 python -m benchmarks.pipeline.bench --from OUT                     rows of a run that was cut off
 python -m benchmarks.pipeline.bench --predict a                    the simulator, from the rows of run-id a
 
@@ -88,7 +88,7 @@ def lanes(arguments: argparse.Namespace) -> int:
         lane.mode: [*shared, "--steps", arguments.sync_steps if lane.mode == "sync" else arguments.steps]
         for lane in parsed
     }
-    run_lanes(parsed, options, arguments.boot_seconds, arguments.seconds)
+    run_lanes(parsed, options, arguments.boot_seconds, arguments.seconds, arguments.after)
     return 0
 
 
@@ -97,12 +97,15 @@ def main() -> int:
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--lanes", help="several modes with their devices, MODE@GPUS;MODE@GPUS")
     parser.add_argument("--boot-seconds", type=float, default=600, help="of all lanes together, until they can work")
+    parser.add_argument("--after", type=Path, help="file without which no lane begins to work, with --lanes")
     parser.add_argument("--gate", default="", help="file without which the run waits before its first request")
     parser.add_argument("--sync-steps", default="8,8", help="of the two regimes, with --lanes: sync's are longer")
     parser.add_argument("--gpus", default="", help="CUDA devices, such as 0,1; default: the CPU")
     parser.add_argument("--trainer-gpus", type=int, default=1)
-    parser.add_argument("--steps", default="24,20", help="of the two regimes")
-    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--steps", default="38,38", help="of the two regimes")
+    parser.add_argument("--size", choices=SIZES, help="of model and load; default: 0.28B on GPUs, else cpu")
+    parser.add_argument("--plain", action="store_true", help="without the fast front end")
+    parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=3600, help="after which the run is ended and measured")
     parser.add_argument("--work", type=Path, help="folder of the run; default: a temporary one")
     parser.add_argument("--assets", type=Path, help="where model and data are made; default: in the run's folder")
@@ -135,9 +138,12 @@ def main() -> int:
         arguments.seconds,
         tuple(arguments.more),
         arguments.gate,
+        arguments.plain,
     )
     folder = arguments.work or Path(tempfile.mkdtemp(prefix="bench_pipeline_"))
-    code = run(plan, "gpu" if gpus else "cpu", folder, arguments.assets or folder / "assets", facts)
+    code = run(
+        plan, arguments.size or ("0.28B" if gpus else "cpu"), folder, arguments.assets or folder / "assets", facts
+    )
     write_rows(folder, arguments.out)
     return code
 

@@ -24,11 +24,12 @@ GRACE_S = 30.0
 
 @dataclass
 class Lane:
-    """One run: its mode and devices, and where its files go."""
+    """One run: its mode, devices and options, and where its files go."""
 
     mode: str
     gpus: str
     folder: Path
+    options: tuple[str, ...] = ()
     process: subprocess.Popen | None = None
 
     @property
@@ -43,21 +44,27 @@ class Lane:
 
 
 def parse_lanes(text: str, folder: Path) -> list[Lane]:
-    """``MODE@GPUS;MODE@GPUS...``, ``GPUS`` being numbers with commas between them, or nothing: the CPU.
+    """``MODE@GPUS;MODE:OPTION:OPTION@GPUS...``, ``GPUS`` being numbers with commas between, or nothing: the CPU.
+
+    An option is the name of a size, or ``plain``.
 
     Raises:
-        ValueError: a mode twice.
+        ValueError: a lane twice.
     """
     lanes = []
     for part in text.split(";"):
-        mode, _, gpus = part.partition("@")
-        lanes.append(Lane(mode.strip(), gpus.strip(), folder / mode.split()[-1]))
-    if len({lane.mode for lane in lanes}) < len(lanes):
-        raise ValueError(f"--lanes {text}: every mode may be there once")
+        what, _, gpus = part.partition("@")
+        mode, *options = (word.strip() for word in what.split(":"))
+        folder_name = "-".join([mode.split()[-1], *options])
+        lanes.append(Lane(mode, gpus.strip(), folder / folder_name, tuple(options)))
+    if len({lane.folder for lane in lanes}) < len(lanes):
+        raise ValueError(f"--lanes {text}: every lane may be there once")
     return lanes
 
 
-def run_lanes(lanes: Sequence[Lane], arguments_of: dict[str, list[str]], boot_s: float, each_s: float) -> None:
+def run_lanes(
+    lanes: Sequence[Lane], arguments_of: dict[str, list[str]], boot_s: float, each_s: float, after: Path | None = None
+) -> None:
     """Start all lanes, and let those on the same devices work in their order.
 
     Args:
@@ -65,6 +72,7 @@ def run_lanes(lanes: Sequence[Lane], arguments_of: dict[str, list[str]], boot_s:
         arguments_of: mode -> further arguments of ``benchmarks.pipeline.bench``.
         boot_s: after which a lane that is not ready is not waited for any more.
         each_s: seconds of work a lane has.
+        after: a file without which no lane works: something else still uses the devices.
     """
     began = time.time()
     for lane in lanes:
@@ -72,12 +80,16 @@ def run_lanes(lanes: Sequence[Lane], arguments_of: dict[str, list[str]], boot_s:
         command = [sys.executable, "-m", "benchmarks.pipeline.bench", "--mode", lane.mode]
         command += ["--gpus", lane.gpus, "--work", str(lane.folder), "--gate", str(lane.gate)]
         command += ["--seconds", str(each_s), *arguments_of[lane.mode]]
+        for option in lane.options:
+            command += ["--plain"] if option == "plain" else ["--size", option]
         with (lane.folder / "out.txt").open("w", encoding="utf-8") as out:
             lane.process = subprocess.Popen(command, stdout=out, stderr=out)
         time.sleep(START_INTERVAL_S)
     while not all(lane.is_ready for lane in lanes) and time.time() - began < boot_s:
         time.sleep(0.5)
-    waiting = {lane.mode: lane.is_ready for lane in lanes}
+    while after is not None and not after.exists():
+        time.sleep(0.5)
+    waiting = {lane.folder.name: lane.is_ready for lane in lanes}
     print(f"after {time.time() - began:.0f} s ready: {json.dumps(waiting)}", flush=True)
     queues = [[lane for lane in lanes if lane.gpus == gpus] for gpus in dict.fromkeys(lane.gpus for lane in lanes)]
     threads = [threading.Thread(target=_work_through, args=(queue, each_s)) for queue in queues]
@@ -91,6 +103,7 @@ def run_lanes(lanes: Sequence[Lane], arguments_of: dict[str, list[str]], boot_s:
 def _work_through(queue: Sequence[Lane], each_s: float) -> None:
     for lane in queue:
         assert lane.process is not None
+        print(f"{time.strftime('%H:%M:%S')} {lane.folder.name}", flush=True)
         lane.gate.touch()
         try:
             lane.process.wait(each_s + GRACE_S)

@@ -111,6 +111,7 @@ def measure(folder: Path, steps: Sequence[Step], num_responses: int) -> dict[str
         "pause_s": column(f"{PREFIX}/pause_s") or update_s,
         "swap_s": column(f"{PREFIX}/swap_s"),
         "transfer_s": column(f"{PREFIX}/transfer_s"),
+        "sent_gib": column(f"{PREFIX}/sent_gib"),
         **of_engines,
         "recomputed_tokens": column(f"{PREFIX}/recomputed_tokens"),
         "tokens_lost": column(f"{PREFIX}/tokens_lost"),
@@ -148,6 +149,6 @@ def rows_of(folder: Path, plan: Plan, size: Size, facts: dict[str, Any]) -> list
             if values:
                 quantiles = {f"p{q}": quantile(values, q / 100) for q in (20, 50, 80, 95)}
                 unit = metric.rsplit("_", 1)[-1] if not metric.endswith("per_s") else "tokens/s"
-                row = {"case": case, "impl": plan.mode, "metric": metric, "unit": unit, "peak_gib": None}
+                row = {"case": case, "impl": plan.name, "metric": metric, "unit": unit, "peak_gib": None}
                 rows.append({**row, **quantiles, **facts})
     return rows

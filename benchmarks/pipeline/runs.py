@@ -18,22 +18,22 @@ from recipes.launch.processes import end_processes, run_marks
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 MODES = ("pipeline_rl keep", "pipeline_rl recompute", "separate_async", "sync")
+PLAIN = "plain front end"
+"""Option of a lane: generation as verl asks for it."""
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
-CPU = ("+scalerl=[setup,cispo,prompt_mean,advantage,fp32_head,cpu]",)
+PRESETS = ("setup", "cispo", "prompt_mean", "advantage", "fp32_head")
 GPU = (
-    "+scalerl=[setup,cispo,prompt_mean,advantage,fp32_head]",
     "+ray_kwargs.ray_init.include_dashboard=False",
     "data.dataloader_num_workers=0",
     "reward.num_workers=2",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
-    "actor_rollout_ref.model.use_remove_padding=False",
-    "actor_rollout_ref.model.enable_gradient_checkpointing=False",
-    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
     "actor_rollout_ref.actor.strategy=fsdp2",
     "actor_rollout_ref.actor.use_torch_compile=False",
     "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
@@ -41,9 +41,9 @@ GPU = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     # lanes share devices: a fixed KV cache, and no look at what others allocate
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
-    "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=6000000000",
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=14000000000",
     "actor_rollout_ref.rollout.agent.num_workers=2",
-    "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,8,16,32]",
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,8,16,32,64,96,128]",
     "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1024",
 )
@@ -62,6 +62,7 @@ class Plan:
         seconds: after which the run is ended, from its start.
         more: further overrides.
         gate: file without which the run waits before its first request, or nothing. ``seconds`` count from there.
+        plain: generation as verl asks for it, without the fast front end.
     """
 
     mode: str
@@ -72,6 +73,12 @@ class Plan:
     seconds: float
     more: tuple[str, ...] = ()
     gate: str = ""
+    plain: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in the rows."""
+        return f"{self.mode}, {PLAIN}" if self.plain else self.mode
 
     @property
     def lead(self) -> int:
@@ -116,8 +123,10 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
     prompt = max(regime.prompt_tokens for regime in size.regimes)
     response = max(regime.longest for regime in size.regimes)
     micro = 4 if plan.gpus else 8
+    presets = [*PRESETS, *([] if plan.plain else ["fast_frontend"]), *([] if plan.gpus else ["cpu"])]
     return [
-        *(GPU if plan.gpus else CPU),
+        f"+scalerl=[{','.join(presets)}]",
+        *(GPU if plan.gpus else ()),
         f"data.train_files={assets}/train.parquet",
         f"data.val_files={assets}/val.parquet",
         f"data.train_batch_size={size.prompts}",
@@ -154,7 +163,7 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
 
 def environment(plan: Plan, size: Size, folder: Path, run_id: str) -> dict[str, str]:
     """Of the run's processes, all of which inherit it."""
-    lane = f"lane{plan.gpus[0] if plan.gpus else 'c'}{MODES.index(plan.mode)}"
+    lane = f"lane{run_id[:6]}"
     extra = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))} if plan.gpus else CPU_ENVIRONMENT
     return {
         **os.environ,

@@ -9,7 +9,7 @@ pass, both to the nearest: rounded before they are gathered they are the same nu
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,10 +27,23 @@ class SendingWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> dict[str, float]:
-        """Send all weights over the checkpoint engine, of whichever ``mode``; its metrics."""
+        """Send all weights over the checkpoint engine, of whichever ``mode``; its metrics, and the bytes in GiB."""
         name = generator_dtype(self.config, "rollout")
-        weights = stream_weights(self.actor.engine, None if name is None else getattr(torch, name))
-        return await self.checkpoint_engine.send_weights(weights, global_steps=global_steps) or {}
+        weights = _Counted(stream_weights(self.actor.engine, None if name is None else getattr(torch, name)))
+        metrics = await self.checkpoint_engine.send_weights(weights, global_steps=global_steps) or {}
+        return {**metrics, "scalerl/pipeline/sent_gib": weights.num_bytes / 2**30}
+
+
+class _Counted:
+    """Weights one after the other, and how many bytes they were."""
+
+    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._weights, self.num_bytes = weights, 0
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in self._weights:
+            self.num_bytes += weight.numel() * weight.element_size()
+            yield name, weight
 
 
 def stream_weights(engine: Any, dtype: torch.dtype | None) -> Iterable[tuple[str, torch.Tensor]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,14 +22,18 @@ pytestmark = [
 
 STEPS, K = 6, 2
 PREFIX = "scalerl/pipeline"
+PACKED = (
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
+)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    assets = make_assets(tmp_path_factory.mktemp("assets"))
-    overrides = (
+def overrides_of(assets: Path) -> list[str]:
+    """The whole recipe with packed sequences, as verl's users run it."""
+    return [
         "+scalerl=[recipe,pipeline]",
-        *GPU,
+        *(line for line in GPU if "use_remove_padding" not in line and "attn_implementation" not in line),
+        *PACKED,
         f"data.train_files={assets}/mixed.parquet",
         "data.max_response_length=400",
         "actor_rollout_ref.rollout.max_model_len=432",
@@ -37,8 +42,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
         f"trainer.v1.pipeline_rl.max_staleness={K}",
         "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05",
         f"trainer.total_training_steps={STEPS}",
-    )
-    return launch_verl(tmp_path_factory.mktemp("pipeline"), assets, overrides, {})
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
+    pytest.importorskip("flash_attn", reason="packed sequences need flash-attn")
+    assets = make_assets(tmp_path_factory.mktemp("assets"))
+    return launch_verl(tmp_path_factory.mktemp("pipeline"), assets, overrides_of(assets), {})
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +85,16 @@ def test_versions_cover_every_token_and_respect_the_bound(responses: list[Respon
     ages = {response.step - 1 - version for response in responses for version, _ in response.runs}
     assert min(ages) >= 0 and max(ages) <= K
     assert max(len(response.runs) for response in responses) >= 2, "no response went through an update"
+
+
+def test_weights_are_sent_in_the_generators_dtype(run: VerlRun) -> None:
+    """bf16: two bytes a parameter, of which tied ones go once."""
+    assert run.code == 0, run.tail()
+    import torch
+
+    sent = torch.load(run.folder / "weights" / "sent-0.pt", weights_only=True)
+    for metrics in run.metrics.values():
+        assert metrics[f"{PREFIX}/sent_gib"] * 2**30 == sum(2 * weight.numel() for weight in sent.values())
 
 
 def test_trainer_and_generator_agree(run: VerlRun) -> None:

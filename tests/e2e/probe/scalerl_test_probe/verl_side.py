@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import signal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -102,9 +103,30 @@ def _record_gradient(module: ModuleType) -> None:
     module.FSDPEngine.optimizer_step = optimizer_step
 
 
+def _die_in_transfer(module: ModuleType) -> None:
+    """The worker that receives weights for a generator gets SIGKILL after the first of its n-th transfer."""
+    original = module.StagingBuffer
+    count = itertools.count(1)
+
+    class DyingBuffer(original):  # type: ignore[misc, valid-type]
+        def begin(self) -> None:
+            super().begin()
+            self.number = next(count)
+
+        def put(self, name: str, weight: Any) -> None:
+            super().put(name, weight)
+            if self.number == int(os.environ["PROBE_DIE_IN_TRANSFER"]):
+                Path(os.environ["PROBE_DIR"], "planted").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    module.StagingBuffer = DyingBuffer
+
+
 if os.environ.get("PROBE_DIR"):
     after_import("scalerl_verl.pipeline.trainer", _record_batches)
     after_import("verl.workers.engine.fsdp.transformer_impl", _record_sent)
     if os.environ.get("PROBE_TOGGLES"):
         after_import("verl.workers.engine.fsdp.transformer_impl", _record_gradient)
     after_import("verl.workers.rollout.vllm_rollout.utils", _record_held)
+    if os.environ.get("PROBE_DIE_IN_TRANSFER"):
+        after_import("scalerl_verl.pipeline.weights", _die_in_transfer)
