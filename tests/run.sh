@@ -24,6 +24,8 @@ if [ $# -gt 0 ]; then
   exec python -m pytest "$@"
 fi
 echo "== lint" && ruff check . && ruff format --check .
+# No file is opened in the encoding of the locale.
+ruff check --preview --select PLW1514 scalerl_verl recipes benchmarks
 echo "== types" && mypy
 code=0
 echo "== tests" && python -m pytest -n 2 --dist loadfile -m "not gpu and not e2e" --ignore=tests/e2e || code=$?

@@ -58,7 +58,6 @@ def _register_agent_loop(_: ModuleType) -> None:
 def _register_trainers(_: ModuleType) -> None:
     # They subclass a good part of verl: a run that does not ask for them shall not depend on their import.
     if is_active():
-        import scalerl_verl.pipeline.off_policy
         import scalerl_verl.pipeline.trainer  # noqa: F401
 
 

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -26,23 +24,9 @@ from scalerl_verl.curriculum.sampler import EpochChange
 from scalerl_verl.json_lines import read_records, split_lines
 
 REPO = Path(__file__).resolve().parents[2]
-SOURCES = sorted(path for folder in ("scalerl_verl", "recipes", "benchmarks") for path in (REPO / folder).rglob("*.py"))
 LINE_ENDS = "one\u0085two\u2028three\u2029four\x0bfive\x0csix\x1cseven"
 ROW = json.dumps({"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "q"}], "reward_model": {}})
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-
-
-def functions_of(path: Path) -> Iterator[ast.AST]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def names_called(tree: ast.AST) -> set[str]:
-    """`module.function` or `function` of every call in it, `load` of a value's method."""
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = {node.attr for node in calls if isinstance(node, ast.Attribute)}
-    return names | {node.id for node in calls if isinstance(node, ast.Name)}
 
 
 def drop_list(folder: Path, prompt: str) -> DropList:
@@ -92,72 +76,6 @@ def test_validation_dump_and_report_read_prompts_with_unicode_ends_of_lines(tmp_
     file.write_text(json.dumps({"input": LINE_ENDS}, ensure_ascii=False) + "\r\n\n", encoding="utf-8-sig")
     assert read_records(file) == [{"input": LINE_ENDS}]
     assert quickstart_report.read_jsonl(file, "") == [{"input": LINE_ENDS}]
-
-
-def test_no_function_cuts_json_lines_by_splitlines() -> None:
-    """`read_records` and `split_lines` are there for it."""
-    found = [
-        f"{path.relative_to(REPO)} line {function.lineno}"
-        for path in [*SOURCES, *(REPO / "tests").rglob("*.py")]
-        for function in functions_of(path)
-        if {"splitlines", "loads"} <= names_called(function)
-    ]
-    assert found == []
-
-
-def opens_by_locale(call: ast.Call) -> bool:
-    """Whether a call opens a text file, or decodes the output of a program, and names no encoding."""
-    given = {keyword.arg for keyword in call.keywords}
-    if "encoding" in given:
-        return False
-    if given & {"text", "universal_newlines"}:
-        return True
-    function, first = call.func, call.args[0] if call.args else None
-    if isinstance(function, ast.Name):
-        return function.id == "open" and not any(is_mode(value) and "b" in value.value for value in call.args)
-    if not isinstance(function, ast.Attribute):
-        return False
-    if function.attr == "open":  # what is given no mode and no option is no file
-        options = bool(given & {"mode", "errors", "newline"})
-        return options or first is None or (is_mode(first) and "b" not in first.value)
-    # The package metadata's `read_text` takes the name of a file.
-    return (function.attr == "read_text" and first is None) or function.attr == "write_text"
-
-
-def is_mode(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and isinstance(value.value, str) and set(value.value) <= set("rwaxbt+")
-
-
-def test_no_file_is_opened_in_the_encoding_of_the_locale() -> None:
-    found = [
-        f"{path.relative_to(REPO)} line {node.lineno}"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and opens_by_locale(node)
-    ]
-    assert found == []
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("open(name)", True),
-        ("open(name, 'a')", True),
-        ("open(name, 'rb')", False),
-        ("path.open()", True),
-        ("path.open('a+')", True),
-        ("path.open('ab')", False),
-        ("path.open(errors='replace')", True),
-        ("path.open(encoding='utf-8')", False),
-        ("path.read_text()", True),
-        ("path.write_text(text)", True),
-        ("subprocess.run(command, text=True)", True),
-        ("layout.open(device)", False),
-    ],
-)
-def test_opening_by_locale_is_seen(line: str, expected: bool) -> None:
-    (call,) = [node for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Call)]
-    assert opens_by_locale(call) is expected
 
 
 def test_text_that_a_terminal_cannot_show_ends_no_program(tmp_path: Path) -> None:

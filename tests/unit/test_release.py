@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both archives build without a network and hold the package and nothing else; the version stands in one place."""
+"""Both archives build without a network and hold the package and nothing else."""
 
 from __future__ import annotations
 
@@ -107,14 +107,9 @@ def test_description_can_be_read_outside_of_the_repository(archives: tuple[Path,
     assert addresses and [address for address in addresses if not address.startswith("https://")] == []
 
 
-def test_version_stands_in_one_place() -> None:
-    version = scalerl_verl.__version__
-    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version)
-    config = ConfigParser()
-    config.read(REPO / "setup.cfg")
-    assert config["metadata"]["version"] == "attr: scalerl_verl.__version__"
-    assert "version =" not in (REPO / "pyproject.toml").read_text().split("[tool.")[0]
-    assert f'__version__ = "{version}"' in (REPO / "scalerl_verl" / "__init__.py").read_text()
+def test_version_is_one_that_an_index_takes() -> None:
+    """That the archives have this one, the test of the wheel says."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", scalerl_verl.__version__)
 
 
 def test_changelog_begins_with_this_version() -> None:

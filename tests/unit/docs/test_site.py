@@ -157,21 +157,6 @@ def test_every_metric_in_the_code_is_documented(said: list[str]) -> None:
     assert metrics.undocumented(literal - beginnings) == []
 
 
-def test_every_documented_metric_is_in_the_code(said: list[str]) -> None:
-    """Its last part is written somewhere, or is that of an f-string, or a field that is logged under its own name."""
-    words = set(re.findall(r"\w+", " ".join(said)))
-    fields = {word for path in PACKAGE.rglob("*.py") for word in re.findall(r"^    (\w+): ", path.read_text(), re.M)}
-    filled = [re.compile(re.escape(text).replace("\0", r"\w+")) for text in said if "\0" in text and len(text) > 5]
-    for name in metrics.METRICS:
-        name = re.sub(r"<\w+>", "0", name)  # as a run would fill it in
-        last = name.split("/")[-1]
-        made = any(
-            pattern.fullmatch(part) for pattern in filled for part in (last, name.partition("/")[2], f"scalerl/{name}")
-        )
-        joined = re.sub(r"_(mean|max)$", "", last) in words  # two metrics of one prefix
-        assert last in words or last in fields or made or joined, name
-
-
 def test_every_name_is_on_the_page_with_its_place() -> None:
     page = (DOCS / "reference.md").read_text()
     table = page[page.index("## Names") : page.index("## Keys")]
