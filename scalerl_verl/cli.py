@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from scalerl_verl.names import COMMAND
 from scalerl_verl.planning.command import add_plan
 from scalerl_verl.scaling.arguments import add_commands
 from scalerl_verl.terminal import accept_any_text
@@ -30,7 +31,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser with one sub-command a task."""
-    parser = argparse.ArgumentParser(prog="scalerl", description="ScaleRL for verl: tools around the plugin.")
+    parser = argparse.ArgumentParser(prog=COMMAND, description="ScaleRL for verl: tools around the plugin.")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser(
         "doctor", help="check versions, entry points and patches; exits 1 if something is wrong"

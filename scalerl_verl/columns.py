@@ -10,6 +10,7 @@ import numpy as np
 from tensordict import NonTensorData
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import GROUP_SIZE
 
 ROLLOUT_N = "__rollout_n__"
 """verl's column of the data: responses to generate for this prompt, in place of ``rollout.n``."""
@@ -39,7 +40,7 @@ def read_group_sizes(batch: Any, uids: Sequence[str]) -> dict[str, int]:
         raise ScaleRLConfigError(
             [
                 f"the data's column {ROLLOUT_N} holds {wrong[0]!r} for a prompt: whole numbers from 1 are allowed "
-                "(responses to this prompt in place of actor_rollout_ref.rollout.n); correct the column or delete it"
+                f"(responses to this prompt in place of {GROUP_SIZE}); correct the column or delete it"
             ]
         )
     return {uid: int(size) for uid, size in zip(uids, sizes, strict=True)}

@@ -15,9 +15,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from scalerl_verl.names import MODEL, ROLLOUT, select
+from scalerl_verl.names import MODEL, ROLLOUT, VLLM, select
 
-LIMIT_KEYS = (f"{ROLLOUT}.max_model_len", f"{ROLLOUT}.engine_kwargs.vllm.max_model_len")
+LIMIT_KEYS = (f"{ROLLOUT}.max_model_len", f"{VLLM}.max_model_len")
 """Explicit limits: verl's server cuts by the first, vLLM by the second."""
 _POSITIONS = "max_position_embeddings"
 _logger = logging.getLogger(__name__)

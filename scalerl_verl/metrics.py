@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from scalerl_verl.names import CISPO, INTERRUPTION_LOOP, PASS_KEY, PIPELINE_RL, PPO_OFF_POLICY
+
 _LENGTHS = {
     "truncated_fraction": "responses that ran out of tokens",
     "clamped_fraction": "of all responses those that ended where the engine's context did, before their budget",
     "prompts_truncated_fraction": "prompts with at least one such response",
     "truncated_fraction_prompt_max": "the fraction of the prompt where it is greatest",
     "interrupted_fraction": "responses whose thinking was ended by the phrase (this and the next ones: "
-    "`forced_interruption` only)",
+    f"`{INTERRUPTION_LOOP}` only)",
     "natural_close_fraction": "responses that closed their thinking themselves",
     "unclosed_fraction": "responses that ended or were cut inside the thinking",
     "no_thinking_fraction": "responses that opened no thinking",
@@ -37,7 +39,7 @@ METRICS: dict[str, str] = {
     "compute/wasted_gpu_hours": "spent after a checkpoint that was then resumed: on weights that are gone",
     "compute/wasted_tokens": "the same in tokens",
     "validation/pass_rate": "generations that passed, a mean over prompts: by default those whose `acc` is above 0.5, "
-    "without `acc` their score, without both their reward (`algorithm.scalerl.pass_key`, `.pass_threshold`); with "
+    f"without `acc` their score, without both their reward (`{PASS_KEY}`, `.pass_threshold`); with "
     "several data sources also `validation/<source>/pass_rate`",
     "validation/stderr": "its standard error over prompts",
     "validation/num_prompts": "prompts of the validation; rows of equal content are one",
@@ -58,7 +60,7 @@ METRICS: dict[str, str] = {
     "forecast/end_high": "upper end",
     "forecast/end_gpu_hours": "GPU-hours expected by then",
     "loss/ratio_mean": "importance ratio to the log-probs recorded at sampling, mean over tokens; all of `loss/` is "
-    "that of `scalerl_cispo`",
+    f"that of `{CISPO}`",
     "loss/ratio_max": "its maximum",
     "loss/ratio_min": "its minimum",
     "loss/capped_frac_pos": "tokens of positive advantage whose ratio was capped, as a fraction of such tokens",
@@ -69,7 +71,7 @@ METRICS: dict[str, str] = {
     "loss/out_of_range_tokens_sum": "their number, over all optimizer steps on the batch",
     "loss/nonfinite_tokens_sum": "tokens without a usable log-prob, over all optimizer steps on the batch: they "
     "contribute nothing",
-    "mismatch/log_ratio_abs_mean": "|log-ratio| of trainer and generator, mean over tokens; with `scalerl_cispo` or "
+    "mismatch/log_ratio_abs_mean": f"|log-ratio| of trainer and generator, mean over tokens; with `{CISPO}` or "
     "the FP32 head",
     "mismatch/log_ratio_abs_max": "its maximum over tokens",
     "mismatch/sequence_log_ratio_abs_max": "the greatest |log-ratio| of a whole response",
@@ -100,7 +102,7 @@ METRICS: dict[str, str] = {
     "length/truncated_window_fraction": "truncated responses over the alarm's window of batches",
     "length/truncation_alarm_max": "1 while the alarm is raised",
     **{f"length/val/{name}": f"of the validation: {text}" for name, text in _LENGTHS.items()},
-    "pipeline/staleness_mean": "age of the trained tokens in versions, mean (`pipeline_rl`, as what follows)",
+    "pipeline/staleness_mean": f"age of the trained tokens in versions, mean (`{PIPELINE_RL}`, as what follows)",
     "pipeline/staleness_max": "the greatest; never above k",
     "pipeline/staleness_tokens/<age>_sum": "tokens of that age",
     "pipeline/staleness_sequences/<age>_sum": "responses whose first token has that age",
@@ -123,7 +125,7 @@ METRICS: dict[str, str] = {
     "pipeline/groups_reissued_sum": "groups that were started again",
     "pipeline/groups_given_up_sum": "groups given up after `max_attempts`",
     "pipeline/synced_bytes_sum": "bytes of weights that were sent (backend `gloo`, any trainer mode)",
-    "pipeline/updates_per_batch": "optimizer steps on each generated batch (`ppo_off_policy`)",
+    "pipeline/updates_per_batch": f"optimizer steps on each generated batch (`{PPO_OFF_POLICY}`)",
 }
 """Name without ``scalerl/`` -> meaning."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from benchmarks.markdown import table
-from scalerl_verl import metrics
+from scalerl_verl import metrics, names
 from scalerl_verl.advantage.length_penalty import LengthPenalty
 from scalerl_verl.cli import build_parser
 from scalerl_verl.config.settings import AlgorithmSettings
@@ -23,34 +23,38 @@ from scalerl_verl.curriculum import ResamplingRules
 from scalerl_verl.interruption.budgets import InterruptionSettings
 from scalerl_verl.interruption.lengths import AlarmSettings
 from scalerl_verl.loss.settings import PolicyLossSettings
+from scalerl_verl.names.keys import KEYS
 from scalerl_verl.pipeline.settings import OffPolicySettings, PipelineSettings
 from scalerl_verl.upstream import activation
 from scalerl_verl.verl.patches import SYMBOLS
 
-PRESETS = Path(metrics.__file__).parent / "configs" / "scalerl"
+PRESETS = Path(metrics.__file__).parent / "configs" / names.PRESET_GROUP
 SECTIONS: dict[str, Any] = {
-    "algorithm.scalerl": AlgorithmSettings,
-    "algorithm.scalerl.interruption": InterruptionSettings,
-    "algorithm.scalerl.truncation_alarm": AlarmSettings,
-    "algorithm.scalerl.reward_shaping.length_penalty": LengthPenalty,
-    "actor_rollout_ref.actor.policy_loss": PolicyLossSettings,
-    "data.sampler": ResamplingRules,
-    "trainer.v1.pipeline_rl": PipelineSettings,
-    "trainer.v1.ppo_off_policy": OffPolicySettings,
+    names.ALGORITHM_SECTION: AlgorithmSettings,
+    names.INTERRUPTION_SECTION: InterruptionSettings,
+    names.ALARM_SECTION: AlarmSettings,
+    f"{names.SHAPING_SECTION}.{names.LENGTH_PENALTY}": LengthPenalty,
+    names.LOSS_SECTION: PolicyLossSettings,
+    names.SAMPLER_SECTION: ResamplingRules,
+    names.PIPELINE_SECTION: PipelineSettings,
+    names.OFF_POLICY_SECTION: OffPolicySettings,
 }
 """Section of the config -> the class that reads it, whose docstring describes every key."""
-FILLED_IN = {"data.sampler.min_prompts": "one batch", "data.sampler.min_responses": "half a group"}
+FILLED_IN = {
+    f"{names.SAMPLER_SECTION}.min_prompts": "one batch",
+    f"{names.SAMPLER_SECTION}.min_responses": "half a group",
+}
 """Keys whose default is another one in a run than in the class."""
 OTHER_KEYS = {
-    "data.sampler.log_file": (
-        "`curriculum.jsonl` beside the checkpoints",
+    names.SAMPLER_LOG_FILE: (
+        f"`{names.SAMPLER_LOG_NAME}` beside the checkpoints",
         "list of what was dropped, when and why",
     ),
-    "trainer.v1.sampler.sampler_kwargs.poll_interval_s": (
-        "2.0 (verl's)",
+    names.POLL_INTERVAL: (
+        f"{names.VERL_POLL_INTERVAL_S} (verl's)",
         "seconds between looks into verl's replay buffer, any trainer mode",
     ),
-    "algorithm.scalerl.reward_shaping.exclude_truncated": (
+    f"{names.SHAPING_SECTION}.{names.EXCLUDE_TRUNCATED}": (
         "absent",
         "`{}` leaves truncated responses out of the loss, of every denominator and of their group's mean",
     ),
@@ -60,7 +64,7 @@ ENVIRONMENT = {
     activation.PLATFORM_ENV: "`cpu`: verl's whole loop on the CPU",
     activation.STATUS_DIR_ENV: "folder for a file a process, which `scalerl doctor --run-dir` reads",
     activation.SYNC_TIMEOUT_ENV: "seconds of silence in a weight update of verl's trainers after which the run ends "
-    "(default 600)",
+    f"(default {names.DEFAULT_SYNC_TIMEOUT_S:g})",
     activation.ALLOW_UNKNOWN_ENV: "`1`: patch a symbol whose source is not a known one, at your own risk",
     activation.ACTIVE_ENV: "`1` in every process of a run whose start-up check passed; set by the driver, not by you",
     activation.ROOT_LEVEL_ENV: "level of the root logger beside vLLM's server, which is ERROR without it; a run with "
@@ -96,7 +100,8 @@ def keys_table() -> str:
         texts = argument_texts(cls)
         for field in dataclasses.fields(cls):
             path = f"{section}.{field.name}"
-            default = FILLED_IN.get(path, f"`{'null' if field.default is None else field.default}`")
+            value = KEYS[section][field.name].default
+            default = FILLED_IN.get(path, f"`{'null' if value is None else value}`")
             rows[path] = (default, texts[field.name])
     found = sorted({**rows, **OTHER_KEYS}.items())
     return table(

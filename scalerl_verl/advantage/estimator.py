@@ -15,9 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scalerl_verl.advantage.zero_variance import GroupStats, classify_groups, exact_mean, split_by_group
+from scalerl_verl.names import ALGORITHM_SECTION, BATCH, DROP, KEEP, NONE, PROMPT
+from scalerl_verl.names.asking import KEYS
 
-ADV_NORMS: tuple[str, ...] = ("batch", "prompt", "none")
-ZERO_VARIANCE_MODES: tuple[str, ...] = ("drop", "keep")
+_KEYS = KEYS[ALGORITHM_SECTION]
+ADV_NORMS: tuple[str, ...] = (BATCH, PROMPT, NONE)
+ZERO_VARIANCE_MODES: tuple[str, ...] = (DROP, KEEP)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +45,8 @@ def scalerl_advantages(
     group_ids_B: Sequence[Hashable] | NDArray[Any],
     trains_B: ArrayLike,
     *,
-    adv_norm: str = "batch",
-    zero_variance: str = "drop",
+    adv_norm: str = _KEYS["adv_norm"].default,
+    zero_variance: str = _KEYS["zero_variance"].default,
     tolerance_B: ArrayLike | None = None,
 ) -> AdvantageResult:
     """Return the advantage of every row, centred on its group and normalised over the rows that are kept.
@@ -94,15 +97,15 @@ def scalerl_advantages(
     advantages_B[mixed_B] = rewards_B[mixed_B] - groups.mean_P[index_B[mixed_B]]
 
     kept_B = mixed_B.copy()
-    if zero_variance == "keep":
+    if zero_variance == KEEP:
         trains_B = index_B >= 0
         kept_B[trains_B] = groups.size_P[index_B[trains_B]] > 1
     std = _biased_std(advantages_B[kept_B])
 
     # Only mixed groups are divided. Their rewards differ by more than rounding, so neither divisor can be 0.
-    if adv_norm == "batch":
+    if adv_norm == BATCH:
         advantages_B[mixed_B] /= std
-    elif adv_norm == "prompt":
+    elif adv_norm == PROMPT:
         by_group = split_by_group(advantages_B, index_B, groups.size_P)
         std_P = np.array([_biased_std(values) for values in by_group], dtype=np.float64)
         advantages_B[mixed_B] /= std_P[index_B[mixed_B]]

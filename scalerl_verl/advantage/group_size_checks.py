@@ -10,9 +10,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from scalerl_verl.columns import ROLLOUT_N
-from scalerl_verl.names import ADV_ESTIMATOR, ESTIMATOR, select, select_list
+from scalerl_verl.names import ADV_ESTIMATOR, ESTIMATOR, GROUP_SIZE, select, select_list
 
-_MEANING = f"{ROLLOUT_N} is the number of responses to a prompt in place of actor_rollout_ref.rollout.n"
+_MEANING = f"{ROLLOUT_N} is the number of responses to a prompt in place of {GROUP_SIZE}"
 
 
 def asks_for_sizes(config: DictConfig) -> bool:

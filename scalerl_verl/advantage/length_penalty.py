@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scalerl_verl.advantage.reward_shaping import Responses, RewardShaping, register_reward_shaping
-from scalerl_verl.interruption.budgets import PAPER_ANSWER, PAPER_TOTAL
 from scalerl_verl.interruption.response import RECORD_KEY
+from scalerl_verl.names import ALGORITHM_SECTION, EXCLUDE_TRUNCATED, LENGTH_PENALTY, SHAPING_SECTION
+from scalerl_verl.names.keys import PAPER_ANSWER, PAPER_TOTAL, wrong_fields
 
-_PATH = "reward_shaping.length_penalty"
+_SECTION = f"{SHAPING_SECTION}.{LENGTH_PENALTY}"
+_PATH = _SECTION.removeprefix(f"{ALGORITHM_SECTION}.")
 
 
 def length_penalty(num_tokens: ArrayLike, max_length: float, cache_length: float) -> NDArray[np.float64]:
@@ -30,7 +32,7 @@ def length_penalty(num_tokens: ArrayLike, max_length: float, cache_length: float
     return np.clip((max_length - np.asarray(num_tokens, dtype=np.float64)) / cache_length - 1.0, -1.0, 0.0)
 
 
-@register_reward_shaping("length_penalty")
+@register_reward_shaping(LENGTH_PENALTY)
 @dataclass(frozen=True)
 class LengthPenalty(RewardShaping):
     """Add `length_penalty` to the reward of responses that passed, and to no other.
@@ -44,10 +46,8 @@ class LengthPenalty(RewardShaping):
     cache_length: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "cache_length"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{_PATH}.{name}={value!r} must be a whole number of tokens, 1 or more, or null")
+        if problems := wrong_fields(self, _SECTION):
+            raise ValueError("\n".join(f"{_PATH}.{problem}" for problem in problems))
         if self.max_length is not None and self.cache_length is not None and self.cache_length > self.max_length:
             raise ValueError(
                 f"{_PATH}.cache_length={self.cache_length} is more than max_length={self.max_length}: every response "
@@ -67,7 +67,7 @@ class LengthPenalty(RewardShaping):
         return np.where(responses.passed_R, responses.rewards_R + penalty_R, responses.rewards_R)
 
 
-@register_reward_shaping("exclude_truncated")
+@register_reward_shaping(EXCLUDE_TRUNCATED)
 class ExcludeTruncated(RewardShaping):
     """Leave truncated responses out of the loss, of every denominator and of their group's mean.
 

@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scalerl_verl.names import ALGORITHM_SECTION, PASS_KEY
+from scalerl_verl.names.keys import KEYS, PASSES, PASSING
+from scalerl_verl.names.kinds import wrong_values
+
 REWARD = "reward"
 """The key that stands for the reward itself."""
 DEFAULT_KEYS = ("acc", "score")
-DEFAULT_THRESHOLD = 0.5
+_KINDS = {**KEYS[ALGORITHM_SECTION], "pass_threshold": PASSES}
 
 
 @dataclass(frozen=True)
@@ -44,15 +48,10 @@ class PassRule:
     """
 
     key: str | None = None
-    threshold: float = DEFAULT_THRESHOLD
+    threshold: float = PASSING
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.key is not None and not (isinstance(self.key, str) and self.key.strip()):
-            problems.append(f"pass_key={self.key!r} must be a key of what the reward function returns, or null")
-        limit = self.threshold
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
-            problems.append(f"pass_threshold={limit!r} must be a finite number: a value above it passes")
+        problems = wrong_values({"pass_key": self.key, "pass_threshold": self.threshold}, _KINDS)
         if problems:
             raise ValueError("\n".join(problems))
 
@@ -99,7 +98,7 @@ class PassRule:
             return _as_number(reward, REWARD)
         found = ", ".join(sorted(str(key) for key, value in given.items() if value is not None)) or "only the reward"
         raise ValueError(
-            f"a response has no {self.key!r}, by which algorithm.scalerl.pass_key judges it (the reward function "
+            f"a response has no {self.key!r}, by which {PASS_KEY} judges it (the reward function "
             f"returned {found}): return it for every response, or choose another pass_key (null: acc, else score, "
             "else the reward)"
         )
@@ -120,5 +119,5 @@ def _as_number(value: Any, key: str) -> float:
     raise ValueError(
         f"the {key} of a response is {reprlib.repr(value)}, which neither passes nor fails: a reward function must "
         f"return a finite number, True or False there (leave {key} out, or None, where it does not judge), or set "
-        "algorithm.scalerl.pass_key to what does judge"
+        f"{PASS_KEY} to what does judge"
     )

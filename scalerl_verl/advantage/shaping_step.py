@@ -20,10 +20,11 @@ from scalerl_verl.advantage.reward_shaping import Responses, RewardShaping, make
 from scalerl_verl.advantage.rows import count_tokens, sum_rows
 from scalerl_verl.columns import objects_of
 from scalerl_verl.engine_context import is_at_limit
+from scalerl_verl.names import SHAPING_SECTION
 
 __all__ = ["SECTION", "find_problems", "make_reward_shapings", "read_extra_fields", "read_shapings", "shape_batch"]
 
-SECTION = "algorithm.scalerl.reward_shaping"
+SECTION = SHAPING_SECTION
 
 
 def read_shapings(config: Any) -> dict[str, RewardShaping]:

@@ -37,6 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from scalerl_verl.advantage.sessions import Sessions
 from scalerl_verl.advantage.zero_variance import index_groups
 from scalerl_verl.loss.aggregation import AGG_MODES
+from scalerl_verl.names import PROMPT_MEAN
 
 
 def row_weights(
@@ -88,7 +89,7 @@ def row_weights(
     if not counted_B.any():
         return weights_B
     tokens = num_tokens_B[counted_B]
-    if mode == "prompt-mean":
+    if mode == PROMPT_MEAN:
         index = group_index_B[counted_B]
         tokens_P = np.bincount(index, weights=tokens, minlength=num_prompts)
         weights_B[counted_B] = num_rows / (num_prompts * tokens_P[index])

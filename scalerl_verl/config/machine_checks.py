@@ -15,11 +15,10 @@ from omegaconf import DictConfig
 from scalerl_verl import engine_context as context
 from scalerl_verl.advantage import group_size_checks
 from scalerl_verl.config import resume_checks, run_folder, transfer_checks
-from scalerl_verl.config_numbers import number
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.interruption import settings as interruption_settings
-from scalerl_verl.names import PPO_OFF_POLICY, TRAINER_MODE, select, select_list
-from scalerl_verl.pipeline.transfer import BUCKET
+from scalerl_verl.names import BUCKET, MODEL, PLUGIN, PPO_OFF_POLICY, RAY, ROLLOUT, TRAINER_MODE, select, select_list
+from scalerl_verl.names.numbers import number
 from scalerl_verl.shapes import find_config
 from scalerl_verl.upstream.activation import is_cpu_platform, sync_timeout_s
 
@@ -28,7 +27,6 @@ MIN_CPU_MEMORY_GIB = 6.0
 """Available memory below which a CPU run is refused: its dozen processes were measured at 7 GiB with shared pages
 counted once, of which Ray and page cache can give back about 1 GiB."""
 _SHM_SLACK_GIB = 0.25
-_RAY = "ray_kwargs.ray_init"
 CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
 
@@ -89,7 +87,7 @@ def cluster_address(config: DictConfig) -> str:
 
     The config or ``RAY_ADDRESS`` names it, or ``ray start`` left it running on this machine.
     """
-    given = str(select(config, f"{_RAY}.address", ""))
+    given = str(select(config, f"{RAY}.address", ""))
     if given not in ("", "auto"):
         return given
     return os.environ.get("RAY_ADDRESS") or _started_here(config) or given or "local"
@@ -97,7 +95,7 @@ def cluster_address(config: DictConfig) -> str:
 
 def _started_here(config: DictConfig) -> str:
     """Address that ``ray start`` noted on this machine (see the docstring of `ray.init`); empty if there is none."""
-    folder = select(config, f"{_RAY}._temp_dir") or Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
+    folder = select(config, f"{RAY}._temp_dir") or Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     try:
         return (Path(str(folder)) / "ray_current_cluster").read_text(encoding="utf-8").strip()
     except OSError:
@@ -109,7 +107,7 @@ def num_devices(config: DictConfig) -> int:
     trainer = number(config, "trainer.nnodes") * number(config, "trainer.n_gpus_per_node")
     if select(config, TRAINER_MODE, "sync") in ("sync", PPO_OFF_POLICY):
         return trainer
-    rollout = "actor_rollout_ref.rollout"
+    rollout = ROLLOUT
     return trainer + int(select(config, f"{rollout}.nnodes", 0)) * int(select(config, f"{rollout}.n_gpus_per_node", 0))
 
 
@@ -125,10 +123,10 @@ def _devices(config: DictConfig) -> Iterator[str]:
     """Ray waits for devices that nobody has, without a word and without an end."""
     if is_cpu_platform():
         return  # Ray's GPUs are logical slots there
-    needed, given = num_devices(config), select(config, f"{_RAY}.num_gpus")
+    needed, given = num_devices(config), select(config, f"{RAY}.num_gpus")
     found = count_gpus() if given is None else int(given)
     if found is not None and found < needed:
-        has = f"this machine has {found}" if given is None else f"{_RAY}.num_gpus={found}"
+        has = f"this machine has {found}" if given is None else f"{RAY}.num_gpus={found}"
         yield (
             f"the run needs {needed} GPUs (trainer.nnodes x trainer.n_gpus_per_node, and those of rollout in "
             f"asynchronous modes), but {has}, and the run starts a Ray of its own here: lower these keys, or start a "
@@ -140,14 +138,14 @@ def _devices(config: DictConfig) -> Iterator[str]:
 def _cluster(config: DictConfig, address: str) -> Iterator[str]:
     """Ray starts a cluster with these sizes and refuses them for one that runs."""
     given = [
-        key for key in ("num_cpus", "num_gpus", "object_store_memory") if select(config, f"{_RAY}.{key}") is not None
+        key for key in ("num_cpus", "num_gpus", "object_store_memory") if select(config, f"{RAY}.{key}") is not None
     ]
     if given and address != "local":
-        shown = ", ".join(f"{_RAY}.{key}={select(config, f'{_RAY}.{key}')}" for key in given)
-        source = "" if select(config, f"{_RAY}.address") else " (from RAY_ADDRESS, or ray start)"
+        shown = ", ".join(f"{RAY}.{key}={select(config, f'{RAY}.{key}')}" for key in given)
+        source = "" if select(config, f"{RAY}.address") else " (from RAY_ADDRESS, or ray start)"
         yield (
             f"{shown}: sizes of a Ray that the run starts itself, but it joins the one at {address}{source}: set "
-            f"+{_RAY}.address=local, or set {'these' if len(given) > 1 else 'this'} to null"
+            f"+{RAY}.address=local, or set {'these' if len(given) > 1 else 'this'} to null"
         )
 
 
@@ -157,7 +155,7 @@ def _environment() -> Iterator[str]:
     except ValueError as error:
         yield str(error)
     plugins = os.environ.get("VLLM_PLUGINS")
-    if plugins is not None and is_cpu_platform() and "scalerl" not in {name.strip() for name in plugins.split(",")}:
+    if plugins is not None and is_cpu_platform() and PLUGIN not in {name.strip() for name in plugins.split(",")}:
         yield f"VLLM_PLUGINS={plugins} keeps vLLM from loading scalerl, which a CPU run needs: add scalerl or unset it"
 
 
@@ -169,7 +167,7 @@ def _is_local(path: str) -> bool:
 
 
 def _model(config: DictConfig) -> Iterator[str]:
-    key = "actor_rollout_ref.model.path"
+    key = f"{MODEL}.path"
     path = str(select(config, key, ""))
     if not path:
         yield f"{key} is not set: give a local directory or a model id"
@@ -177,7 +175,7 @@ def _model(config: DictConfig) -> Iterator[str]:
         folder = Path(path).expanduser()
         if not folder.is_dir():
             yield f"{key}={path} is not a directory: correct the path"
-        elif not select(config, "actor_rollout_ref.model.hf_config_path"):
+        elif not select(config, f"{MODEL}.hf_config_path"):
             yield from _model_config(key, path)
 
 
@@ -242,8 +240,8 @@ def _reward(config: DictConfig) -> Iterator[str]:
 
 
 def _ports(config: DictConfig) -> Iterator[str]:
-    dashboard = select(config, "ray_kwargs.ray_init.include_dashboard", True)
-    keys = ["ray_kwargs.ray_init.dashboard_port"] if dashboard else []
+    dashboard = select(config, f"{RAY}.include_dashboard", True)
+    keys = [f"{RAY}.dashboard_port"] if dashboard else []
     if select(config, "transfer_queue.metrics.enabled", False):
         keys.append("transfer_queue.metrics.port")
     for key in keys:
@@ -270,20 +268,20 @@ def _memory(config: DictConfig) -> Iterator[str]:
         if available < MIN_CPU_MEMORY_GIB:
             yield (
                 f"{available:.1f} GiB of memory are available, a CPU run needs {MIN_CPU_MEMORY_GIB:g}: close other "
-                "programs, or lower actor_rollout_ref.rollout.agent.num_workers and VLLM_CPU_KVCACHE_SPACE"
+                f"programs, or lower {ROLLOUT}.agent.num_workers and VLLM_CPU_KVCACHE_SPACE"
             )
     shm = Path("/dev/shm")
-    store = select(config, "ray_kwargs.ray_init.object_store_memory")
+    store = select(config, f"{RAY}.object_store_memory")
     needed = (float(store) / GIB if store else 0.0) + _SHM_SLACK_GIB
     if is_cpu_platform():
         needed += transfer_checks.shared_memory_bytes(config) / GIB
-    if select(config, "ray_kwargs.ray_init._plasma_directory"):
+    if select(config, f"{RAY}._plasma_directory"):
         needed -= float(store) / GIB if store else 0.0
     if shm.is_dir() and shutil.disk_usage(shm).free < needed * GIB:
         free = shutil.disk_usage(shm).free / GIB
         yield (
             f"/dev/shm has {free:.2f} GiB free, this run needs {needed:.2f}: enlarge it (docker run --shm-size), or "
-            f"lower ray_kwargs.ray_init.object_store_memory and {BUCKET}"
+            f"lower {RAY}.object_store_memory and {BUCKET}"
         )
 
 

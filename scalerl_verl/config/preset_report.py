@@ -16,22 +16,32 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from scalerl_verl.config.preset_layers import DELETED, Layer, read_layers, verl_defaults
-from scalerl_verl.names import ACTOR, HEAD_BACKEND, HEAD_DTYPE, MODEL, ROLLOUT, VALUES, generator_head_dtype
+from scalerl_verl.names import (
+    ACTOR,
+    HEAD_BACKEND,
+    HEAD_DTYPE,
+    MODEL,
+    PIPELINE_SECTION,
+    ROLLOUT,
+    SAMPLER_SECTION,
+    V1,
+    VALUES,
+)
+from scalerl_verl.names.asking import generator_head_dtype
 
-_V1 = "trainer.v1"
 LEFT_TO_YOU = (
     "ray_kwargs",
     "transfer_queue",
     "reward.num_workers",
     "data.dataloader_num_workers",
     "data.val_batch_size",
-    "data.sampler.log_file",
+    f"{SAMPLER_SECTION}.log_file",
     *(f"trainer.{name}" for name in ("device", "nnodes", "n_gpus_per_node", "project_name", "experiment_name")),
     *(f"trainer.{name}" for name in ("logger", "total_epochs", "total_training_steps", "val_before_train")),
     *(f"trainer.{name}" for name in ("test_freq", "save_freq", "max_actor_ckpt_to_keep")),
-    f"{_V1}.sampler",
-    *(f"{_V1}.pipeline_rl.{name}" for name in ("staging", "request_timeout_s", "transfer_timeout_s")),
-    *(f"{_V1}.pipeline_rl.{name}" for name in ("max_attempts", "max_strikes")),
+    f"{V1}.sampler",
+    *(f"{PIPELINE_SECTION}.{name}" for name in ("staging", "request_timeout_s", "transfer_timeout_s")),
+    *(f"{PIPELINE_SECTION}.{name}" for name in ("max_attempts", "max_strikes")),
     *(f"{MODEL}.{name}" for name in ("use_remove_padding", "enable_gradient_checkpointing", "use_fused_kernels")),
     f"{MODEL}.override_config.attn_implementation",
     *(f"{ACTOR}.{name}" for name in ("strategy", "use_dynamic_bsz", "ppo_micro_batch_size_per_gpu")),

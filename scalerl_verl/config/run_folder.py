@@ -12,10 +12,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from scalerl_verl.curriculum.settings import asks_for_curriculum
-from scalerl_verl.names import only_validates, select
+from scalerl_verl.names import SAMPLER_SECTION, select
+from scalerl_verl.names.asking import only_validates
 
 KEY = "trainer.default_local_dir"
-_LOG_FILE = "data.sampler.log_file"
+_LOG_FILE = f"{SAMPLER_SECTION}.log_file"
 PROBE_BYTES = 2**16
 
 

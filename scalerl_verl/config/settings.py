@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl_verl.advantage.passing import make_pass_rule
 from scalerl_verl.advantage.shaping_step import make_reward_shapings
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.interruption.settings import read_alarm, read_settings
 from scalerl_verl.names import ALGORITHM_SECTION, read_section
+from scalerl_verl.names.keys import KEYS, wrong_fields
 
-ADV_NORMS = ("batch", "prompt", "none")
-ZERO_VARIANCE = ("drop", "keep")
+_KEYS = KEYS[ALGORITHM_SECTION]
 
 
 @dataclass(frozen=True)
@@ -34,30 +33,20 @@ class AlgorithmSettings:
         pass_threshold: a value above it passes. None: 0.5.
     """
 
-    adv_norm: str = "batch"
-    zero_variance: str = "drop"
-    reward_shaping: Mapping[str, Any] | None = None
-    interruption: Mapping[str, Any] | None = None
-    truncation_alarm: Mapping[str, Any] | None = None
-    pass_key: str | None = None
-    pass_threshold: float | None = None
+    adv_norm: str = _KEYS["adv_norm"].default
+    zero_variance: str = _KEYS["zero_variance"].default
+    reward_shaping: Mapping[str, Any] | None = _KEYS["reward_shaping"].default
+    interruption: Mapping[str, Any] | None = _KEYS["interruption"].default
+    truncation_alarm: Mapping[str, Any] | None = _KEYS["truncation_alarm"].default
+    pass_key: str | None = _KEYS["pass_key"].default
+    pass_threshold: float | None = _KEYS["pass_threshold"].default
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.adv_norm not in ADV_NORMS:
-            problems.append(f"algorithm.scalerl.adv_norm={self.adv_norm!r}: use one of {', '.join(ADV_NORMS)}")
-        if self.zero_variance not in ZERO_VARIANCE:
-            problems.append(
-                f"algorithm.scalerl.zero_variance={self.zero_variance!r}: use one of {', '.join(ZERO_VARIANCE)}"
-            )
+        problems = [f"{ALGORITHM_SECTION}.{problem}" for problem in wrong_fields(self, ALGORITHM_SECTION)]
         try:
             make_reward_shapings(self.reward_shaping)
         except ValueError as error:
-            problems += [f"algorithm.scalerl.{line}" for line in str(error).splitlines()]
-        try:
-            make_pass_rule({"pass_key": self.pass_key, "pass_threshold": self.pass_threshold})
-        except ValueError as error:
-            problems += [f"algorithm.scalerl.{line}" for line in str(error).splitlines()]
+            problems += [f"{ALGORITHM_SECTION}.{line}" for line in str(error).splitlines()]
         for read, section in ((read_settings, self.interruption), (read_alarm, self.truncation_alarm)):
             try:
                 read(section)

@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import MODEL, select
-from scalerl_verl.pipeline.transfer import BUCKET, bucket_problem, largest_sent, read_transfer
+from scalerl_verl.names import BUCKET, MODEL, select
+from scalerl_verl.pipeline.transfer import bucket_problem, largest_sent, read_transfer
 from scalerl_verl.shapes import find_config, from_config
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from scalerl_verl.bookkeeping import bookkeeping
 from scalerl_verl.curriculum import DroppedPrompt, EpochChange, ResamplingRules
 from scalerl_verl.json_lines import append_line, set_aside
+from scalerl_verl.names import SAMPLER_SECTION
 
 Describe = Callable[[str], Mapping[str, Any]]
 
@@ -42,7 +43,7 @@ class DropList:
             self._path.open("ab").close()
         except OSError as error:
             raise ValueError(
-                f"data.sampler.log_file={path} cannot be written ({error}): set it to a file in a folder that can"
+                f"{SAMPLER_SECTION}.log_file={path} cannot be written ({error}): set it to a file in a folder that can"
             ) from error
 
     def epoch_began(self, change: EpochChange) -> None:

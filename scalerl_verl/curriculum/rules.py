@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from scalerl_verl.curriculum.history import PassHistory, Visit
+from scalerl_verl.names import CUMULATIVE, LATEST, SAMPLER_SECTION
+from scalerl_verl.names.keys import KEYS, wrong_fields
 
-HISTORIES: tuple[str, ...] = ("latest", "cumulative")
+HISTORIES: tuple[str, ...] = (LATEST, CUMULATIVE)
+_KEYS = KEYS[SAMPLER_SECTION]
 
 
 @dataclass(frozen=True)
@@ -31,29 +34,15 @@ class ResamplingRules:
         ValueError: naming every argument that is not allowed.
     """
 
-    threshold: float = 0.9
-    history: str = "latest"
-    first_epoch: int = 2
-    min_prompts: int = 1
-    min_responses: int = 1
-    readmit_after_epochs: int | None = None
+    threshold: float = _KEYS["threshold"].default
+    history: str = _KEYS["history"].default
+    first_epoch: int = _KEYS["first_epoch"].default
+    min_prompts: int = _KEYS["min_prompts"].default
+    min_responses: int = _KEYS["min_responses"].default
+    readmit_after_epochs: int | None = _KEYS["readmit_after_epochs"].default
 
     def __post_init__(self) -> None:
-        problems = []
-        if not _is_number(self.threshold) or not 0 < self.threshold <= 1:
-            problems.append(f"threshold={self.threshold!r}: use a pass rate above 0 and at most 1 (the paper: 0.9)")
-        if self.history not in HISTORIES:
-            problems.append(f"history={self.history!r}: use one of {', '.join(HISTORIES)}")
-        if not _is_count(self.first_epoch, 2):
-            problems.append(
-                f"first_epoch={self.first_epoch!r}: use a whole number from 2 (the first epoch has no history)"
-            )
-        for name in ("min_prompts", "min_responses"):
-            if not _is_count(getattr(self, name), 1):
-                problems.append(f"{name}={getattr(self, name)!r}: use a whole number from 1")
-        if self.readmit_after_epochs is not None and not _is_count(self.readmit_after_epochs, 1):
-            problems.append(f"readmit_after_epochs={self.readmit_after_epochs!r}: use a whole number from 1, or null")
-        if problems:
+        if problems := wrong_fields(self, SAMPLER_SECTION):
             raise ValueError("\n".join(problems))
 
     def is_mastered(self, passed: int, responses: int, group_size: int | None = None) -> bool:
@@ -65,17 +54,9 @@ class ResamplingRules:
             group_size: responses of a visit that the prompt asks for; None: as many as the run generates for any.
         """
         needed = self.min_responses
-        if group_size is not None and self.history == "latest":
+        if group_size is not None and self.history == LATEST:
             needed = min(needed, group_size)
         return responses >= needed and passed / responses >= self.threshold
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 @dataclass(frozen=True)
@@ -101,7 +82,7 @@ class DroppedPrompt:
 
 
 def _judged(prompt_id: str, visit: Visit, history: str) -> DroppedPrompt:
-    if history == "latest":
+    if history == LATEST:
         return DroppedPrompt(prompt_id, visit.passed, visit.responses, visit.step)
     return DroppedPrompt(prompt_id, visit.all_passed, visit.all_responses, visit.step)
 

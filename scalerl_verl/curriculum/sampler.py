@@ -20,6 +20,7 @@ from torch.utils.data import Sampler
 
 from scalerl_verl.curriculum.history import PassHistory
 from scalerl_verl.curriculum.rules import DroppedPrompt, ResamplingRules, choose_drops
+from scalerl_verl.names import SAMPLER_SECTION
 
 _VERSION = 1
 _logger = logging.getLogger(__name__)
@@ -274,7 +275,7 @@ class _Draws(Iterator[int]):
         if "began" not in state:
             raise ValueError(
                 "the checkpoint was written without no-positive-resampling, so where its epoch stood cannot be "
-                "continued with it: delete the section (~data.sampler), or start a new run "
+                f"continued with it: delete the section (~{SAMPLER_SECTION}), or start a new run "
                 "(trainer.resume_mode=disable)"
             )
         if hasattr(self._base, "load_state_dict") != (state["base"] is not None):

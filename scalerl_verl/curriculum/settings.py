@@ -15,14 +15,28 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl.advantage.group_size_checks import asks_for_sizes
-from scalerl_verl.config_numbers import number
 from scalerl_verl.curriculum import ResamplingRules
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import only_validates, select
+from scalerl_verl.names import (
+    ADV_ESTIMATOR,
+    CUMULATIVE,
+    ESTIMATOR,
+    FILTER_GROUPS,
+    GROUP_SIZE,
+    PLUGIN,
+    PPO_OFF_POLICY,
+    SAMPLER_CLASS,
+    SAMPLER_LOG_NAME,
+    SAMPLER_SECTION,
+    TRAINER_MODE,
+    V1,
+    select,
+)
+from scalerl_verl.names.asking import only_validates, uses_estimator
+from scalerl_verl.names.numbers import number
 
-SECTION = "data.sampler"
-CLASS_PATH = "scalerl_verl.curriculum.NoPositiveResampling"
-LOG_NAME = "curriculum.jsonl"
+SECTION = SAMPLER_SECTION
+CLASS_PATH = SAMPLER_CLASS
 _RULES = tuple(field.name for field in fields(ResamplingRules))
 _KEYS = ("class_path", *_RULES, "log_file")
 _COMPLETED = ("min_prompts", "min_responses")
@@ -67,7 +81,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         return
     path = str(section.class_path)
     if path != CLASS_PATH:
-        if path.startswith("scalerl"):
+        if path.startswith(PLUGIN):
             yield f"{SECTION}.class_path={path} does not exist: our sampler is {CLASS_PATH}"
         return
     try:
@@ -81,32 +95,32 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             f"{SECTION}.min_prompts={floor} is less than the {batch} prompts that the trainer fetches at once: once "
             f"no more are left, it could not fill a batch; set min_prompts to {batch} or more"
         )
-    group, needed = select(config, "actor_rollout_ref.rollout.n", 1), section.get("min_responses")
+    group, needed = select(config, GROUP_SIZE, 1), section.get("min_responses")
     is_beyond = needed is not None and isinstance(group, int) and needed > group
     # A prompt with a number of responses of its own is judged by all of them if it has fewer.
-    if is_beyond and select(section, "history") != "cumulative" and not asks_for_sizes(config):
+    if is_beyond and select(section, "history") != CUMULATIVE and not asks_for_sizes(config):
         yield (
-            f"{SECTION}.min_responses={needed} is more than the actor_rollout_ref.rollout.n={group} responses of a "
+            f"{SECTION}.min_responses={needed} is more than the {GROUP_SIZE}={group} responses of a "
             f"visit, so no prompt would ever be dropped: set it to {group} or less, or {SECTION}.history=cumulative"
         )
-    if select(config, "algorithm.filter_groups.enable", False):
+    if select(config, FILTER_GROUPS, False):
         dropping = (
             "zero_variance=drop does it without refill"
-            if select(config, "algorithm.adv_estimator") == "scalerl"
-            else "without refill, algorithm.adv_estimator=scalerl drops such prompts"
+            if uses_estimator(config)
+            else f"without refill, {ADV_ESTIMATOR}={ESTIMATOR} drops such prompts"
         )
         yield (
-            f"algorithm.filter_groups.enable=True discards prompts with equal rewards before they reach the training "
+            f"{FILTER_GROUPS}=True discards prompts with equal rewards before they reach the training "
             f"step, so {SECTION} would never learn of one that always passes: set filter_groups.enable=False "
-            f"({dropping}), or delete the section (~data.sampler)"
+            f"({dropping}), or delete the section (~{SAMPLER_SECTION})"
         )
 
 
 def _loader_batch(config: DictConfig) -> int:
     """Prompts a fetch of verl's loader takes at least: it drops what does not fill one."""
-    if select(config, "trainer.v1.trainer_mode", "sync") not in ("sync", "ppo_off_policy"):
+    if select(config, TRAINER_MODE, "sync") not in ("sync", PPO_OFF_POLICY):
         return 1
-    if select(config, "trainer.v1.sampler.sync_refill_failed_groups", False):
+    if select(config, f"{V1}.sampler.sync_refill_failed_groups", False):
         return 1
     return int(number(config, "data.gen_batch_size") or number(config, "data.train_batch_size"))
 
@@ -120,11 +134,11 @@ def complete(config: DictConfig) -> None:
         return
     folder = str(select(config, "trainer.default_local_dir", "."))
     batch = max(_loader_batch(config), number(config, "data.train_batch_size"))
-    half_a_group = -(-number(config, "actor_rollout_ref.rollout.n") // 2)
+    half_a_group = -(-number(config, GROUP_SIZE) // 2)
     defaults = {
         "min_prompts": batch,
         "min_responses": half_a_group,
-        "log_file": None if only_validates(config) else os.path.join(folder, LOG_NAME),
+        "log_file": None if only_validates(config) else os.path.join(folder, SAMPLER_LOG_NAME),
     }
     with open_dict(config):
         for key, value in defaults.items():

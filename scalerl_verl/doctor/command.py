@@ -18,6 +18,7 @@ from packaging.version import Version
 from scalerl_verl import __version__
 from scalerl_verl.doctor.probe import MARK, ROLES
 from scalerl_verl.head.vllm import NATIVE_SINCE
+from scalerl_verl.names import PLUGIN
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
 from scalerl_verl.upstream.source_check import static_mismatch
 from scalerl_verl.upstream.spec import PatchSpec, installed_version, version_allowed
@@ -111,7 +112,7 @@ def _generator_head(report: Report) -> None:
 
 def _entry_points(report: Report) -> None:
     for group in ("verl.plugins", "vllm.general_plugins"):
-        found = [point for point in metadata.entry_points(group=group) if point.name == "scalerl"]
+        found = [point for point in metadata.entry_points(group=group) if point.name == PLUGIN]
         if len(found) == 1:
             report.add(f"  entry point {group}: {found[0].value}")
         else:
@@ -119,10 +120,10 @@ def _entry_points(report: Report) -> None:
                 f"{len(found)} entry points 'scalerl' in {group}, expected 1: reinstall with pip install scalerl-verl"
             )
     vllm_plugins = os.environ.get("VLLM_PLUGINS")
-    if vllm_plugins is not None and "scalerl" not in {name.strip() for name in vllm_plugins.split(",")}:
+    if vllm_plugins is not None and PLUGIN not in {name.strip() for name in vllm_plugins.split(",")}:
         report.trouble(f"VLLM_PLUGINS={vllm_plugins} keeps vLLM from loading scalerl: unset it or add scalerl")
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
-    if policy != "auto" and "scalerl" not in {name.strip() for name in policy.split(",")}:
+    if policy != "auto" and PLUGIN not in {name.strip() for name in policy.split(",")}:
         report.trouble(f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading scalerl: unset it or add scalerl")
 
 

@@ -25,6 +25,7 @@ from scalerl_verl.head import LogProbs, fp32_logits, linear_logprobs, shared_pas
 from scalerl_verl.head.settings import SHARED_PASS
 from scalerl_verl.head.shared_pass import TokenLoss
 from scalerl_verl.head.verl_token_loss import current_token_loss
+from scalerl_verl.names import FUSED_KERNELS, HEAD_BACKEND
 
 _STATE = "_scalerl_head"
 _AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_soft_cap", "lm_head_multiplier")
@@ -45,7 +46,7 @@ class _Request:
             raise HeadError(
                 f"the model hands its output layer hidden states of shape {list(hidden.shape)} for labels of shape "
                 f"{list(self.labels.shape)}: it drops or adds positions, so that labels would not belong to their "
-                "tokens; set actor_rollout_ref.model.use_fused_kernels=False for this model"
+                f"tokens; set {FUSED_KERNELS}=False for this model"
             )
         if self.token_loss is None:
             logp, entropy = linear_logprobs(hidden, weight, self.labels, temperature=self.temperature)
@@ -118,7 +119,7 @@ def _refuse_unsupported(model: Any, layer: Any, fused: bool) -> None:
     if type(layer) is not torch.nn.Linear:
         raise HeadError(
             f"the output layer of {name} is {type(layer).__module__}.{type(layer).__name__}, not torch.nn.Linear: its "
-            "product cannot be replaced; set actor_rollout_ref.model.fused_kernel_options.impl_backend=torch"
+            f"product cannot be replaced; set {HEAD_BACKEND}=torch"
         )
     for module, what in ((model, name), (layer, f"the output layer of {name}")):
         if "forward" in vars(module):
@@ -126,7 +127,7 @@ def _refuse_unsupported(model: Any, layer: Any, fused: bool) -> None:
     if getattr(config, "vision_config", None) is not None:
         raise HeadError(
             f"{name} has a vision tower: verl gives such models forwards of its own, with which the FP32 head is not "
-            "tested; set actor_rollout_ref.model.fused_kernel_options.impl_backend=torch"
+            f"tested; set {HEAD_BACKEND}=torch"
         )
     forward = type(model).forward
     if forward.__module__.startswith("verl.") and "normal" not in forward.__name__:
@@ -138,8 +139,7 @@ def _refuse_unsupported(model: Any, layer: Any, fused: bool) -> None:
         return
     if layer.bias is not None:
         raise HeadError(
-            f"the output layer of {name} has a bias, which the fused head does not add: set "
-            "actor_rollout_ref.model.use_fused_kernels=False"
+            f"the output layer of {name} has a bias, which the fused head does not add: set {FUSED_KERNELS}=False"
         )
     for key in _AFTER_HEAD:
         # 1 is the identity of the scales, None and 0 switch a cap off.
@@ -150,7 +150,7 @@ def _refuse_unsupported(model: Any, layer: Any, fused: bool) -> None:
 def _changes_logits(name: str, how: str) -> str:
     return (
         f"{name} changes its logits after the output layer ({how}), which log-probs made in that layer would miss: set "
-        "actor_rollout_ref.model.use_fused_kernels=False; the FP32 head then hands it FP32 logits"
+        f"{FUSED_KERNELS}=False; the FP32 head then hands it FP32 logits"
     )
 
 
@@ -176,7 +176,7 @@ def _call_model(self: Any, state: HeadState, *args: Any, **kwargs: Any) -> Any:
         raise HeadError(
             f"{type(self).__name__} called its output layer {state.num_calls - before} times in one forward, 1 is "
             "expected: its logits do not (all) come from the FP32 head; set "
-            "actor_rollout_ref.model.fused_kernel_options.impl_backend=torch"
+            f"{HEAD_BACKEND}=torch"
         )
     return output
 
@@ -190,7 +190,7 @@ def _logits_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     if logits.dtype not in (torch.float32, torch.float64):
         raise HeadError(
             f"{type(self).__name__} rounds its FP32 logits to {logits.dtype} after the output layer: the FP32 head "
-            "would have no effect; set actor_rollout_ref.model.fused_kernel_options.impl_backend=torch"
+            f"would have no effect; set {HEAD_BACKEND}=torch"
         )
     return output
 

@@ -9,19 +9,36 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from scalerl_verl.config_numbers import number
-from scalerl_verl.names import FP32, GENERATOR_DTYPE, HEAD_DTYPE, HF_OVERRIDES, MODEL, SHARED_PASS, generator_head_dtype
+from scalerl_verl.names import (
+    ACTOR,
+    CISPO,
+    CORRECTION,
+    FP32,
+    FUSED_KERNELS,
+    GENERATOR_DTYPE,
+    HEAD_DTYPE,
+    HF_OVERRIDES,
+    LOSS_AGG_MODE,
+    LOSS_MODE,
+    MODEL,
+    PROMPT_MEAN,
+    ROLLOUT,
+    SEQUENCE_TRUNCATION,
+    SHARED_PASS,
+    VLLM,
+)
 from scalerl_verl.names import HEAD_BACKEND as BACKEND
 from scalerl_verl.names import select as _select
+from scalerl_verl.names.asking import generator_head_dtype
+from scalerl_verl.names.numbers import number
 
 BACKENDS = (FP32, SHARED_PASS)
 VERL_BACKENDS = ("torch", "triton", "liger")
 _SAME_DTYPE = ("float32", "float", "fp32")
 """What somebody may write for it; vLLM takes some of these, here one spelling is enough."""
 
-_ACTOR = "actor_rollout_ref.actor"
 _FSDP = ("fsdp", "fsdp2")
-_COMMON_FACTOR = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean")
+_COMMON_FACTOR = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", PROMPT_MEAN)
 """Aggregation modes that multiply every token's loss by one number (prompt weights stand in the advantages)."""
 _WHY_NOT = {
     "megatron": "its output layer is sharded over the vocabulary and makes its own log-probs",
@@ -93,23 +110,23 @@ def _engines(config: DictConfig, backend: str) -> Iterator[str]:
                 f"{BACKEND}={backend} with actor_rollout_ref.{role}.strategy={strategy}: {why}, so that the FP32 head "
                 "would silently have no effect; set strategy=fsdp2 (or fsdp), or leave the FP32 head out on both sides"
             )
-    rollout = _select(config, "actor_rollout_ref.rollout.name", "vllm")
+    rollout = _select(config, f"{ROLLOUT}.name", "vllm")
     if rollout != "vllm":
-        yield f"actor_rollout_ref.rollout.name={rollout} has no FP32 head: set it to vllm, or leave the FP32 head out"
+        yield f"{ROLLOUT}.name={rollout} has no FP32 head: set it to vllm, or leave the FP32 head out"
     for key in ("quantization", "qat.enable"):
-        path = f"actor_rollout_ref.rollout.{key}"
+        path = f"{ROLLOUT}.{key}"
         if _select(config, path):
             yield (
                 f"{path}={_select(config, path)}: verl passes its quantisation in vLLM's hf_overrides, which "
                 f"{HEAD_DTYPE} replaces; set it to null, or leave the FP32 head out"
             )
-    path = "actor_rollout_ref.rollout.engine_kwargs.vllm.quantization"
+    path = f"{VLLM}.quantization"
     if _select(config, path):
         yield (
             f"{path}={_select(config, path)}: a quantised generator's log-probs differ from the trainer's by more than "
             f"{HEAD_DTYPE} corrects; set it to null, or leave the FP32 head out"
         )
-    path = "actor_rollout_ref.rollout.full_determinism"
+    path = f"{ROLLOUT}.full_determinism"
     if _select(config, path, False):
         yield (
             f"{path}=True puts vLLM's batch-invariant kernels in place of its matrix products, for which "
@@ -142,27 +159,27 @@ def _matches_head(pattern: str) -> bool:
 
 def _shared_pass(config: DictConfig) -> Iterator[str]:
     to_fp32 = f"or set {BACKEND}={FP32}"
-    if not _select(config, f"{MODEL}.use_fused_kernels", False):
-        yield f"{BACKEND}={SHARED_PASS} is a fused head: set {MODEL}.use_fused_kernels=True, {to_fp32}"
-    loss = _select(config, f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
-    if loss != "scalerl_cispo":
+    if not _select(config, FUSED_KERNELS, False):
+        yield f"{BACKEND}={SHARED_PASS} is a fused head: set {FUSED_KERNELS}=True, {to_fp32}"
+    loss = _select(config, LOSS_MODE, "vanilla")
+    if loss != CISPO:
         yield (
-            f"{BACKEND}={SHARED_PASS} makes the gradient of loss_mode=scalerl_cispo, not of {loss}: set "
-            f"{_ACTOR}.policy_loss.loss_mode=scalerl_cispo, {to_fp32}"
+            f"{BACKEND}={SHARED_PASS} makes the gradient of loss_mode={CISPO}, not of {loss}: set "
+            f"{LOSS_MODE}={CISPO}, {to_fp32}"
         )
-    truncation = f"{_ACTOR}.policy_loss.sequence_truncation"
+    truncation = SEQUENCE_TRUNCATION
     if _select(config, truncation) is not None:
         yield f"{BACKEND}={SHARED_PASS} needs a ratio per token: set {truncation}=null, {to_fp32}"
-    mode = _select(config, f"{_ACTOR}.loss_agg_mode", "token-mean")
+    mode = _select(config, LOSS_AGG_MODE, "token-mean")
     if mode not in _COMMON_FACTOR:
         yield (
-            f"{_ACTOR}.loss_agg_mode={mode} divides tokens by numbers of their own, {BACKEND}={SHARED_PASS} needs one "
+            f"{LOSS_AGG_MODE}={mode} divides tokens by numbers of their own, {BACKEND}={SHARED_PASS} needs one "
             f"factor for all: use one of {', '.join(_COMMON_FACTOR)}, {to_fp32}"
         )
     for path, off in (
-        (f"{_ACTOR}.entropy_coeff", 0),
-        (f"{_ACTOR}.use_kl_loss", False),
-        ("algorithm.rollout_correction.rollout_is", None),
+        (f"{ACTOR}.entropy_coeff", 0),
+        (f"{ACTOR}.use_kl_loss", False),
+        (f"{CORRECTION}.rollout_is", None),
         ("distillation.enabled", False),
     ):
         value = _select(config, path, off)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from scalerl_verl.errors import HeadError, PatchError
+from scalerl_verl.names import MODEL
 from scalerl_verl.upstream.spec import PatchSpec
 
 KEY = "hf_overrides.head_dtype"
@@ -60,7 +61,7 @@ def refuse_unsupported(vllm_config: Any, native: bool) -> None:
     if vllm_config.lora_config is not None and not native:
         raise HeadError(
             f"{KEY}=float32 with LoRA adapters in the generator needs vLLM 0.26 or newer: before, their layer computes "
-            "logits of its own. Merge them into the weights (actor_rollout_ref.model.lora.merge=True), or delete the "
+            f"logits of its own. Merge them into the weights ({MODEL}.lora.merge=True), or delete the "
             "key on both sides"
         )
     if vllm_config.speculative_config is not None and not native:

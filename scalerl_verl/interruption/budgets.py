@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-PAPER_PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
-PAPER_TOTAL, PAPER_LOW, PAPER_HIGH, PAPER_ANSWER = 14_336, 10_000, 12_000, 2_048
-"""arXiv 2510.13786: 12,288 thinking + 2,048 solution tokens, interrupted at a random position in [10k, 12k]."""
+from scalerl_verl.names import INTERRUPTION_SECTION
+from scalerl_verl.names.keys import KEYS, PAPER_ANSWER, PAPER_HIGH, PAPER_LOW, PAPER_TOTAL, wrong_fields
+from scalerl_verl.names.kinds import is_text
+
+_KEYS = KEYS[INTERRUPTION_SECTION]
 
 
 @dataclass(frozen=True)
@@ -35,48 +37,32 @@ class InterruptionSettings:
         seed: of the draws.
     """
 
-    thinking_budget: Sequence[int] | None = None
-    answer_budget: int | None = None
-    val_thinking_budget: Sequence[int] | None = None
-    val_answer_budget: int | None = None
-    phrase: str = PAPER_PHRASE
-    start_marker: str | None = "<think>"
-    end_marker: str = "</think>"
-    plain_text_markers: bool = False
-    seed: int = 0
+    thinking_budget: Sequence[int] | None = _KEYS["thinking_budget"].default
+    answer_budget: int | None = _KEYS["answer_budget"].default
+    val_thinking_budget: Sequence[int] | None = _KEYS["val_thinking_budget"].default
+    val_answer_budget: int | None = _KEYS["val_answer_budget"].default
+    phrase: str = _KEYS["phrase"].default
+    start_marker: str | None = _KEYS["start_marker"].default
+    end_marker: str = _KEYS["end_marker"].default
+    plain_text_markers: bool = _KEYS["plain_text_markers"].default
+    seed: int = _KEYS["seed"].default
 
     def __post_init__(self) -> None:
-        problems = [*self._budget_problems(), *self._text_problems()]
+        problems = [*wrong_fields(self, INTERRUPTION_SECTION), *self._text_problems()]
         if problems:
             raise ValueError("\n".join(problems))
 
-    def _budget_problems(self) -> Iterator[str]:
-        for key in ("thinking_budget", "val_thinking_budget"):
-            value = getattr(self, key)
-            if value is not None and not _is_range(value):
-                yield f"{key}={value!r} must be [low, high], whole numbers of tokens with 1 <= low <= high, or null"
-        for key in ("answer_budget", "val_answer_budget"):
-            value = getattr(self, key)
-            if value is not None and not (_is_whole(value) and value >= 0):
-                yield f"{key}={value!r} must be a whole number of tokens, 0 or more, or null"
-        if not _is_whole(self.seed):
-            yield f"seed={self.seed!r} must be a whole number"
-
     def _text_problems(self) -> Iterator[str]:
-        if not isinstance(self.plain_text_markers, bool):
-            yield f"plain_text_markers={self.plain_text_markers!r} must be True or False"
-        if self.start_marker is not None and not (isinstance(self.start_marker, str) and self.start_marker.strip()):
-            yield f"start_marker={self.start_marker!r} must be a text such as <think>, or null"
-        if not (isinstance(self.end_marker, str) and self.end_marker.strip()):
-            yield f"end_marker={self.end_marker!r} must be a text such as </think>"
-        elif not isinstance(self.phrase, str) or self.phrase.count(self.end_marker) != 1:
-            yield f"phrase={self.phrase!r} must contain end_marker={self.end_marker!r} once, to close the thinking"
-        elif isinstance(self.start_marker, str) and self.start_marker.strip():
-            start, end = self.start_marker.strip(), self.end_marker.strip()
-            if start in end or end in start:
-                yield f"start_marker={self.start_marker!r} and end_marker={self.end_marker!r} must not hold one another"
-            elif start in self.phrase:
-                yield f"phrase={self.phrase!r} must not hold start_marker={self.start_marker!r}: it opens the thinking"
+        start, end = self.start_marker, self.end_marker
+        if not is_text(end):
+            return  # a line of its own
+        if not isinstance(self.phrase, str) or self.phrase.count(end) != 1:
+            yield f"phrase={self.phrase!r} must contain end_marker={end!r} once, to close the thinking"
+        elif start is not None and is_text(start):
+            if start.strip() in end.strip() or end.strip() in start.strip():
+                yield f"start_marker={start!r} and end_marker={end!r} must not hold one another"
+            elif start.strip() in self.phrase:
+                yield f"phrase={self.phrase!r} must not hold start_marker={start!r}: it opens the thinking"
 
 
 @dataclass(frozen=True)
@@ -153,14 +139,3 @@ def resolve_budgets(
             f"lower {prefix}thinking_budget or {prefix}answer_budget, shorten phrase, or raise data.max_response_length"
         )
     return Budgets(low=low, high=high, answer=int(answer), grace=grace_tokens, total=total)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_range(value: object) -> bool:
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        return False
-    low, high = value
-    return _is_whole(low) and _is_whole(high) and 1 <= low <= high

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl_verl.interruption.response import INTERRUPTED, NATURAL, NO_THINKING, UNCLOSED
+from scalerl_verl.names import ALARM_SECTION, ESTIMATOR, EXCLUDE_TRUNCATED, SHAPING_SECTION
+from scalerl_verl.names.keys import KEYS, wrong_fields
 
-ON_ALARM = ("warn", "stop")
+_KEYS = KEYS[ALARM_SECTION]
 
 
 def summarize_truncation(truncated_R: NDArray[np.bool_], prompt_ids_R: Sequence[Hashable]) -> dict[str, float]:
@@ -87,20 +89,12 @@ class AlarmSettings:
         on_alarm: ``warn``: a line in the log; ``stop``: end the run.
     """
 
-    fraction: float = 0.1
-    window_batches: int = 10
-    on_alarm: str = "warn"
+    fraction: float = _KEYS["fraction"].default
+    window_batches: int = _KEYS["window_batches"].default
+    on_alarm: str = _KEYS["on_alarm"].default
 
     def __post_init__(self) -> None:
-        problems = []
-        number, window = self.fraction, self.window_batches
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1:
-            problems.append(f"fraction={number!r} must be above 0 and below 1")
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            problems.append(f"window_batches={window!r} must be a whole number, 1 or more")
-        if self.on_alarm not in ON_ALARM:
-            problems.append(f"on_alarm={self.on_alarm!r}: use one of {', '.join(ON_ALARM)}")
-        if problems:
+        if problems := wrong_fields(self, ALARM_SECTION):
             raise ValueError("\n".join(problems))
 
 
@@ -160,7 +154,7 @@ class TruncationAlarm:
             f"{self.fraction:.1%} of the responses of the last {settings.window_batches} batches were truncated (alarm "
             f"above {settings.fraction:.1%}): in the ScaleRL paper this went with instability, healthy runs stay under "
             "5 %. Raise data.max_response_length, end them before (+scalerl=interruption), or, with the estimator "
-            "scalerl, leave truncated responses out (++algorithm.scalerl.reward_shaping.exclude_truncated={})"
+            f"{ESTIMATOR}, leave truncated responses out (++{SHAPING_SECTION}.{EXCLUDE_TRUNCATED}={{}})"
         )
 
 

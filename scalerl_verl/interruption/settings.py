@@ -13,19 +13,27 @@ from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from scalerl_verl.config_numbers import number
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.interruption.budgets import InterruptionSettings, resolve_budgets
 from scalerl_verl.interruption.lengths import AlarmSettings
 from scalerl_verl.interruption.markers import ThinkingScript
-from scalerl_verl.names import select, unknown_keys
+from scalerl_verl.names import (
+    AGENT_LOOP,
+    ALARM_SECTION,
+    INTERRUPTION_LOOP,
+    INTERRUPTION_SECTION,
+    MODEL,
+    ROLLOUT,
+    VLLM,
+    select,
+)
+from scalerl_verl.names.numbers import number
+from scalerl_verl.names.reading import unknown_keys
 
-LOOP_NAME = "forced_interruption"
-LOOP_KEY = "actor_rollout_ref.rollout.agent.default_agent_loop"
-SECTION = "algorithm.scalerl.interruption"
-ALARM_SECTION = "algorithm.scalerl.truncation_alarm"
-_ROLLOUT = "actor_rollout_ref.rollout"
-_MODEL = "actor_rollout_ref.model"
+LOOP_NAME = INTERRUPTION_LOOP
+LOOP_KEY = AGENT_LOOP
+SECTION = INTERRUPTION_SECTION
+ALARM_SECTION = ALARM_SECTION
 _Settings = TypeVar("_Settings")
 
 
@@ -82,21 +90,21 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             )
         return
     for key in ("tool_config_path", "function_tool_path"):
-        if select(config, f"{_ROLLOUT}.multi_turn.{key}"):
+        if select(config, f"{ROLLOUT}.multi_turn.{key}"):
             yield (
-                f"{_ROLLOUT}.multi_turn.{key} is set, but {LOOP_NAME} answers in a single turn and would never call a "
+                f"{ROLLOUT}.multi_turn.{key} is set, but {LOOP_NAME} answers in a single turn and would never call a "
                 f"tool: remove the tools, or set {LOOP_KEY}=tool_agent (prompts with tools can name their own loop in "
                 "a column agent_name)"
             )
-    if select(config, f"{_ROLLOUT}.enable_rollout_routing_replay", False):
+    if select(config, f"{ROLLOUT}.enable_rollout_routing_replay", False):
         yield (
-            f"{_ROLLOUT}.enable_rollout_routing_replay=True: an interrupted response comes from several requests, "
+            f"{ROLLOUT}.enable_rollout_routing_replay=True: an interrupted response comes from several requests, "
             f"whose routing verl cannot put together; set it False, or {LOOP_KEY}=single_turn_agent"
         )
-    caching = select(config, f"{_ROLLOUT}.engine_kwargs.vllm.enable_prefix_caching")
-    if caching is False or not select(config, f"{_ROLLOUT}.enable_prefix_caching", True):
+    caching = select(config, f"{VLLM}.enable_prefix_caching")
+    if caching is False or not select(config, f"{ROLLOUT}.enable_prefix_caching", True):
         yield (
-            f"{_ROLLOUT}.enable_prefix_caching=False: every interrupted response would be prefilled a second time; set "
+            f"{ROLLOUT}.enable_prefix_caching=False: every interrupted response would be prefilled a second time; set "
             "it True"
         )
 
@@ -116,7 +124,7 @@ def find_model_problems(config: DictConfig) -> Iterator[str]:
     """Whether the model thinks, can write the phrase, and the budgets fit: needs its tokenizer."""
     if not asks_for_interruption(config):
         return
-    path = str(select(config, f"{_MODEL}.tokenizer_path") or select(config, f"{_MODEL}.path", ""))
+    path = str(select(config, f"{MODEL}.tokenizer_path") or select(config, f"{MODEL}.path", ""))
     if not path or "://" in path or (path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir()):
         return  # missing, which another check reports, or remote, which this machine cannot look into
     section = OmegaConf.select(config, SECTION)
@@ -129,7 +137,7 @@ def find_model_problems(config: DictConfig) -> Iterator[str]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path,
-            trust_remote_code=bool(select(config, f"{_MODEL}.trust_remote_code", False)),
+            trust_remote_code=bool(select(config, f"{MODEL}.trust_remote_code", False)),
         )
     except Exception as error:  # noqa: BLE001 - broken files fail in any way, in tokenizers by a bare Exception
         yield (
@@ -140,8 +148,8 @@ def find_model_problems(config: DictConfig) -> Iterator[str]:
     yield from find_tokenizer_problems(
         tokenizer,
         settings,
-        total=number(config, f"{_ROLLOUT}.response_length"),
-        template=select(config, f"{_MODEL}.custom_chat_template"),
+        total=number(config, f"{ROLLOUT}.response_length"),
+        template=select(config, f"{MODEL}.custom_chat_template"),
     )
 
 

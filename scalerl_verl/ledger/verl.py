@@ -26,7 +26,8 @@ from scalerl_verl.ledger.forecast import forecast_metrics
 from scalerl_verl.ledger.step_log import StepLog
 from scalerl_verl.ledger.validation import measure_pass_rate
 from scalerl_verl.ledger.validation_prompts import ValidationPrompts
-from scalerl_verl.names import asked_names, only_validates, select
+from scalerl_verl.names import select
+from scalerl_verl.names.asking import asked_names, only_validates
 from scalerl_verl.upstream.activation import PLATFORM_ENV
 
 STATE_FILE = "scalerl_compute.json"

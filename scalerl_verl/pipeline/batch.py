@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalerl_verl.errors import StalenessError
+from scalerl_verl.names import MAX_STALENESS
 from scalerl_verl.pipeline.versions import VersionRuns, count_by_age, oldest_version
 
 PREFIX = "scalerl/pipeline"
@@ -45,7 +46,7 @@ def measure_batch(
     if tokens and not 0 <= min(tokens) <= max(tokens) <= max_staleness:
         raise StalenessError(
             f"a batch for version {version} holds tokens {min(tokens)} to {max(tokens)} versions old, but "
-            f"trainer.v1.pipeline_rl.max_staleness={max_staleness}: the admission rule was broken, which is a fault of "
+            f"{MAX_STALENESS}={max_staleness}: the admission rule was broken, which is a fault of "
             "scalerl_verl"
         )
     num_tokens = max(sum(tokens.values()), 1)

@@ -13,6 +13,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from scalerl_verl.errors import RequestFailedError
+from scalerl_verl.names import TRAINER_MODE
 from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
 from scalerl_verl.pipeline.settings import PipelineSettings, pipeline_settings
 
@@ -187,5 +188,5 @@ def _refuse_media(given: dict[str, Any]) -> None:
     if media:
         raise ValueError(
             f"{', '.join(media)} in a request: vLLM's encoder cache does not know weight versions, so a pipeline run "
-            "takes text only; use another trainer.v1.trainer_mode"
+            f"takes text only; use another {TRAINER_MODE}"
         )

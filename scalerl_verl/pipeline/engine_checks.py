@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
-
-_KWARGS = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+from scalerl_verl.names import PIPELINE_RL, ROLLOUT, TRAINER_MODE, VLLM
 
 
 def require_updatable(vllm_config: Any, num_ranks: int) -> None:
@@ -26,7 +25,7 @@ def require_updatable(vllm_config: Any, num_ranks: int) -> None:
         ScaleRLConfigError: says what it has, why that does not work, and what to change.
     """
     if problems := list(_find_problems(vllm_config, num_ranks)):
-        raise ScaleRLConfigError([f"the engine of trainer.v1.trainer_mode=pipeline_rl {text}" for text in problems])
+        raise ScaleRLConfigError([f"the engine of {TRAINER_MODE}={PIPELINE_RL} {text}" for text in problems])
 
 
 def _find_problems(vllm_config: Any, num_ranks: int) -> Iterator[str]:
@@ -36,8 +35,8 @@ def _find_problems(vllm_config: Any, num_ranks: int) -> Iterator[str]:
         yield (
             f"spans {num_devices} devices (tensor {parallel.tensor_parallel_size}, pipeline "
             f"{parallel.pipeline_parallel_size}, data {parallel.data_parallel_size}), of which verl counts "
-            f"{num_ranks}: set actor_rollout_ref.rollout.tensor_model_parallel_size only, and take "
-            f"what asks for more devices out of {_KWARGS}"
+            f"{num_ranks}: set {ROLLOUT}.tensor_model_parallel_size only, and take "
+            f"what asks for more devices out of {VLLM}"
         )
     parts = {
         "lora_config": ("adapters, which are not swapped together with the model", "enable_lora"),
@@ -54,4 +53,4 @@ def _find_problems(vllm_config: Any, num_ranks: int) -> Iterator[str]:
     }
     for name, (what, remedy) in parts.items():
         if getattr(vllm_config, name, None) is not None:
-            yield f"has {what}: unset {_KWARGS}.{remedy}"
+            yield f"has {what}: unset {VLLM}.{remedy}"

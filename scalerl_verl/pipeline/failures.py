@@ -9,6 +9,8 @@ from typing import Any
 import ray
 import transfer_queue as tq
 
+from scalerl_verl.names import PIPELINE_RL
+
 ERROR_TAG = "scalerl_error"
 """Tag of a prompt's row that holds the last error of its agent loops."""
 WAITING_TAG = "scalerl_waiting"
@@ -48,6 +50,6 @@ async def note_failure(config: Any, trajectory: Mapping[str, Any], uid: str | No
         uid: the prompt's key; None outside of verl's V1 trainers.
         error: what the loop raised.
     """
-    if uid is None or trajectory["validate"] or config.trainer.v1.trainer_mode != "pipeline_rl":
+    if uid is None or trajectory["validate"] or config.trainer.v1.trainer_mode != PIPELINE_RL:
         return
     await tq.async_kv_put(key=uid, partition_id="train", tag={ERROR_TAG: describe(error)})

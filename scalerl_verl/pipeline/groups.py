@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from scalerl_verl.errors import GenerationFailedError
+from scalerl_verl.names import PIPELINE_SECTION, REQUEST_TIMEOUT
 
 
 class GroupWatch:
@@ -96,6 +97,6 @@ class GiveUpStreak:
                 f"{self._num} prompt groups in a row were given up and none finished in between. The last error: "
                 f"{last_error}. The fault is unlikely to be in single prompts: look at the first traceback of an "
                 "AgentLoopWorker in the log (tokenizer and chat template, agent loop, reward function), and whether "
-                "responses fit into trainer.v1.pipeline_rl.request_timeout_s; each group was tried "
-                "trainer.v1.pipeline_rl.max_attempts times"
+                f"responses fit into {REQUEST_TIMEOUT}; each group was tried "
+                f"{PIPELINE_SECTION}.max_attempts times"
             )

@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import read_section
+from scalerl_verl.names import (
+    OFF_POLICY_SECTION,
+    PIPELINE_RL,
+    PIPELINE_SECTION,
+    PPO_OFF_POLICY,
+    RECOMPUTE,
+    read_section,
+)
+from scalerl_verl.names.keys import KEYS, require_allowed
 
-PIPELINE_SECTION = "trainer.v1.pipeline_rl"
-OFF_POLICY_SECTION = "trainer.v1.ppo_off_policy"
-KV_ON_UPDATE = ("keep", "recompute")
-STAGING = ("device", "host", "none")
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+_PIPELINE, _OFF_POLICY = KEYS[PIPELINE_SECTION], KEYS[OFF_POLICY_SECTION]
 
 
 @dataclass(frozen=True)
@@ -43,41 +41,22 @@ class PipelineSettings:
         parameter_sync_step: 1; verl reads this key of the section of every trainer.
     """
 
-    max_staleness: int = 8
-    kv_on_update: str = "keep"
-    staging: str = "device"
-    request_timeout_s: float = 3600.0
-    transfer_timeout_s: float = 900.0
-    max_attempts: int = 3
-    max_strikes: int = 5
-    parameter_sync_step: int = 1
+    max_staleness: int = _PIPELINE["max_staleness"].default
+    kv_on_update: str = _PIPELINE["kv_on_update"].default
+    staging: str = _PIPELINE["staging"].default
+    request_timeout_s: float = _PIPELINE["request_timeout_s"].default
+    transfer_timeout_s: float = _PIPELINE["transfer_timeout_s"].default
+    max_attempts: int = _PIPELINE["max_attempts"].default
+    max_strikes: int = _PIPELINE["max_strikes"].default
+    parameter_sync_step: int = _PIPELINE["parameter_sync_step"].default
 
     def __post_init__(self) -> None:
-        problems = []
-        if not _is_count(self.max_staleness, 0):
-            problems.append(f"max_staleness={self.max_staleness!r} must be a whole number, 0 (on-policy) or more")
-        for key, allowed in (("kv_on_update", KV_ON_UPDATE), ("staging", STAGING)):
-            if getattr(self, key) not in allowed:
-                problems.append(f"{key}={getattr(self, key)!r}: use one of {', '.join(allowed)}")
-        for key in ("request_timeout_s", "transfer_timeout_s"):
-            limit = getattr(self, key)
-            if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit) or limit <= 0:
-                problems.append(f"{key}={limit!r} must be a positive number of seconds")
-        for key in ("max_attempts", "max_strikes"):
-            if not _is_count(getattr(self, key), 1):
-                problems.append(f"{key}={getattr(self, key)!r} must be a whole number, 1 or more")
-        if self.parameter_sync_step != 1:
-            problems.append(
-                f"parameter_sync_step={self.parameter_sync_step!r}: every optimizer step is a version of its own that "
-                "goes to the generators at once; leave it 1"
-            )
-        if problems:
-            raise ScaleRLConfigError([f"{PIPELINE_SECTION}.{problem}" for problem in problems])
+        require_allowed(self, PIPELINE_SECTION)
 
     @property
     def recomputes(self) -> bool:
         """Whether running requests compute their KV again at an update."""
-        return self.kv_on_update == "recompute"
+        return self.kv_on_update == RECOMPUTE
 
 
 @dataclass(frozen=True)
@@ -89,33 +68,18 @@ class OffPolicySettings:
         parameter_sync_step: 1; verl reads this key of the section of every trainer.
     """
 
-    num_updates: int = 8
-    parameter_sync_step: int = 1
+    num_updates: int = _OFF_POLICY["num_updates"].default
+    parameter_sync_step: int = _OFF_POLICY["parameter_sync_step"].default
 
     def __post_init__(self) -> None:
-        problems = []
-        if not _is_count(self.num_updates, 1):
-            problems.append(f"{OFF_POLICY_SECTION}.num_updates={self.num_updates!r} must be a whole number, 1 or more")
-        if self.parameter_sync_step != 1:
-            problems.append(
-                f"{OFF_POLICY_SECTION}.parameter_sync_step={self.parameter_sync_step!r}: the updates on a batch are "
-                f"{OFF_POLICY_SECTION}.num_updates; leave this key 1"
-            )
-        if problems:
-            raise ScaleRLConfigError(problems)
+        require_allowed(self, OFF_POLICY_SECTION)
 
 
 def pipeline_settings(config: Any) -> PipelineSettings:
     """The settings of a composed config (a DictConfig or what Ray made of it)."""
-    return read_section(PipelineSettings, PIPELINE_SECTION, _plain(config.trainer.v1.get("pipeline_rl")))
+    return read_section(PipelineSettings, PIPELINE_SECTION, config.trainer.v1.get(PIPELINE_RL))
 
 
 def off_policy_settings(config: Any) -> OffPolicySettings:
     """The settings of a composed config (a DictConfig or what Ray made of it)."""
-    return read_section(OffPolicySettings, OFF_POLICY_SECTION, _plain(config.trainer.v1.get("ppo_off_policy")))
-
-
-def _plain(section: Any) -> Mapping[str, Any] | None:
-    from omegaconf import DictConfig, OmegaConf
-
-    return OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section
+    return read_section(OffPolicySettings, OFF_POLICY_SECTION, config.trainer.v1.get(PPO_OFF_POLICY))

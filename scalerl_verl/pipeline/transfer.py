@@ -11,12 +11,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl_verl.names import CHECKPOINT_BACKEND, GLOO, PIPELINE_RL, ROLLOUT, TRAINER_MODE, is_cpu_platform, select
+from scalerl_verl.names import (
+    BUCKET,
+    CHECKPOINT_BACKEND,
+    FSDP,
+    GLOO,
+    HOST,
+    NONE,
+    PIPELINE_RL,
+    ROLLOUT,
+    STAGING,
+    VERL_BUCKET_MB,
+    select,
+)
+from scalerl_verl.names.asking import is_cpu_platform, trainer_mode
+from scalerl_verl.names.keys import value_of
 from scalerl_verl.pipeline.pieces import pieces_bytes
 from scalerl_verl.shapes import ModelShape
 
-MODEL_DTYPE = "actor_rollout_ref.actor.fsdp_config.model_dtype"
-BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+MODEL_DTYPE = f"{FSDP}.model_dtype"
 SEPARATE = ("separate_async", PIPELINE_RL)
 """Trainer modes with GPUs that only generate."""
 DTYPES = {
@@ -26,7 +39,6 @@ DTYPES = {
 }  # fmt: skip
 """verl's and vLLM's names of a dtype -> PyTorch's."""
 BYTES = {name: 4 if dtype == "float32" else 2 for name, dtype in DTYPES.items()}
-DEFAULT_BUCKET_MB = 2048
 MIB = 2**20
 
 
@@ -48,7 +60,7 @@ class Transfer:
     bucket_bytes: float = 0.0
     trainer_buckets: int = 0
     generator_buckets: int = 0
-    staging: str = "none"
+    staging: str = NONE
     merges: bool = False
     needs_room: bool = False
 
@@ -75,22 +87,22 @@ def read_transfer(config: Any) -> Transfer:
     Within a GPU verl hands weights to vLLM through a bucket of its own: CUDA's IPC, or shared memory on the CPU, where
     a weight that does not fit is an assertion.
     """
-    mode, backend = str(select(config, TRAINER_MODE, "sync")), str(select(config, CHECKPOINT_BACKEND, "naive"))
+    mode, backend = trainer_mode(config), str(select(config, CHECKPOINT_BACKEND, "naive"))
     separate, pipeline = mode in SEPARATE, mode == PIPELINE_RL
-    staging = str(select(config, "trainer.v1.pipeline_rl.staging", "device")) if pipeline else "none"
-    if staging != "none" and backend == GLOO:
-        staging = "host"  # which is where gloo delivers
+    staging = str(value_of(config, STAGING)) if pipeline else NONE
+    if staging != NONE and backend == GLOO:
+        staging = HOST  # which is where gloo delivers
     stored = BYTES.get(str(select(config, MODEL_DTYPE, "fp32")), 4)
     wanted = generator_dtype(config) if pipeline else None
     through_gpu = separate and backend != GLOO
     return Transfer(
         sent_bytes=min(stored, BYTES[wanted]) if wanted else stored,
-        bucket_bytes=float(select(config, BUCKET, DEFAULT_BUCKET_MB)) * MIB,
+        bucket_bytes=float(select(config, BUCKET, VERL_BUCKET_MB)) * MIB,
         trainer_buckets=2 * through_gpu,
-        generator_buckets=2 * through_gpu + (separate and staging == "none"),
+        generator_buckets=2 * through_gpu + (separate and staging == NONE),
         staging=staging,
         merges=through_gpu,
-        needs_room=(staging == "none" and is_cpu_platform()) or (separate and backend == "mooncake"),
+        needs_room=(staging == NONE and is_cpu_platform()) or (separate and backend == "mooncake"),
     )
 
 
@@ -121,7 +133,7 @@ def largest_gathered(shape: ModelShape) -> int:
 
 def staged_bytes(shape: ModelShape, transfer: Transfer) -> float:
     """Bytes of one staged copy of the whole model, pieces counted whole."""
-    if transfer.staging == "none":
+    if transfer.staging == NONE:
         return 0.0
     return float(pieces_bytes(numbers * transfer.sent_bytes for numbers in sent_weights(shape)))
 

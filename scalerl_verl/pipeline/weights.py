@@ -18,7 +18,7 @@ from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup
 from verl.utils.ray_utils import auto_await
 
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError
-from scalerl_verl.names import GLOO
+from scalerl_verl.names import DEVICE, GLOO, HOST, NONE, ROLLOUT, STAGING, TRANSFER_TIMEOUT
 from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
 from scalerl_verl.pipeline.settings import PipelineSettings
 from scalerl_verl.pipeline.staging import StagingBuffer
@@ -51,12 +51,12 @@ class StagingWorker(CheckpointEngineWorker):
         Raises:
             WeightSyncError: they do not fit beside vLLM.
         """
-        if staging == "host" and self.server_adapter.rollout_rank > 0:
+        if staging == HOST and self.server_adapter.rollout_rank > 0:
             async for _ in self.checkpoint_engine.receive_weights(global_steps=global_steps):
                 pass
             return "", b""
         if self._staging is None:
-            self._staging = StagingBuffer(on_device=staging == "device")
+            self._staging = StagingBuffer(on_device=staging == DEVICE)
         self._staging.begin()
         try:
             async for name, weight in self.checkpoint_engine.receive_weights(global_steps=global_steps):
@@ -64,7 +64,7 @@ class StagingWorker(CheckpointEngineWorker):
         except torch.cuda.OutOfMemoryError as error:
             raise WeightSyncError(
                 "a second copy of the model does not fit on the generator's device beside vLLM: lower "
-                "actor_rollout_ref.rollout.gpu_memory_utilization, or set trainer.v1.pipeline_rl.staging=host (or "
+                f"{ROLLOUT}.gpu_memory_utilization, or set {STAGING}=host (or "
                 "none); scalerl plan says how much it takes"
             ) from error
         layout = self._staging.finish()
@@ -97,7 +97,7 @@ class WeightUpdater(CheckpointEngineManager):
         super().__init__(config=config, actor_wg=actor_wg, replicas=list(replicas))
         self._settings = settings
         # gloo delivers into host memory, whatever is asked for.
-        self._staging = "host" if self.backend == GLOO and settings.staging == "device" else settings.staging
+        self._staging = HOST if self.backend == GLOO and settings.staging == DEVICE else settings.staging
         self._on_lost = on_lost
         self._serving = serving
         self._rollout: Any = None  # verl's worker group over all generators, while their process group stands
@@ -146,7 +146,7 @@ class WeightUpdater(CheckpointEngineManager):
         if self._rollout is None:
             await self._build_group()
         started = time.perf_counter()
-        if self._settings.staging == "none":
+        if self._settings.staging == NONE:
             pauses = [as_coroutine(replica.servers[0].pause_keep.remote()) for replica in self.replicas]
             await self._by_every_generator("the pause", pauses)
             sent, _ = await self._transfer(self._rollout.update_weights(global_steps=version), version)
@@ -216,7 +216,7 @@ class WeightUpdater(CheckpointEngineManager):
         if hung:
             late = ", ".join(name for name, task in zip(names, tasks, strict=True) if task in hung)
             raise WeightSyncError(
-                f"{what} has not ended within trainer.v1.pipeline_rl.transfer_timeout_s={limit_s:g}; still in it: "
+                f"{what} has not ended within {TRANSFER_TIMEOUT}={limit_s:g}; still in it: "
                 f"{late}. Look for the first error of those and at the network between their nodes; raise the limit if "
                 "the model takes longer; trainer.resume_mode=auto goes on from the last checkpoint"
             )
@@ -239,7 +239,7 @@ class WeightUpdater(CheckpointEngineManager):
             raise errors[0]
         if ranks:
             raise WeightSyncError(
-                f"{what} has not ended within trainer.v1.pipeline_rl.transfer_timeout_s={limit_s:g} on generator "
+                f"{what} has not ended within {TRANSFER_TIMEOUT}={limit_s:g} on generator "
                 f"{', '.join(map(str, ranks))}, whose engine is hung; look for its first error, or raise the limit if "
                 "a step of generation takes longer"
             )

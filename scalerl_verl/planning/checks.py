@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scalerl_verl.names import ACTOR, FSDP, GROUP_SIZE, ROLLOUT, TRAINER_MODE
 from scalerl_verl.pipeline.transfer import bucket_problem, largest_sent
 from scalerl_verl.planning.layout import RunLayout
 from scalerl_verl.shapes import ModelShape
 
-_ACTOR = "actor_rollout_ref.actor"
-_ROLLOUT = "actor_rollout_ref.rollout"
-_SP = f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+_SP = f"{FSDP}.ulysses_sequence_parallel_size"
 
 
 def find_problems(layout: RunLayout, shape: ModelShape) -> list[str]:
@@ -24,7 +23,7 @@ def find_problems(layout: RunLayout, shape: ModelShape) -> list[str]:
 def _batches(layout: RunLayout) -> Iterator[str]:
     if layout.prompts % layout.prompts_per_update:
         yield (
-            f"data.train_batch_size={layout.prompts} is no multiple of {_ACTOR}.ppo_mini_batch_size="
+            f"data.train_batch_size={layout.prompts} is no multiple of {ACTOR}.ppo_mini_batch_size="
             f"{layout.prompts_per_update}: the rest would be filled up with padding; make it one"
         )
     if layout.trainer_gpus % layout.sequence_parallel:
@@ -34,17 +33,17 @@ def _batches(layout: RunLayout) -> Iterator[str]:
     if sequences % ranks:
         nearest = max((n for n in range(1, ranks + 1) if sequences % n == 0), default=1)
         yield (
-            f"{_ACTOR}.ppo_mini_batch_size x {_ROLLOUT}.n = {layout.prompts_per_update} x {layout.group_size} = "
+            f"{ACTOR}.ppo_mini_batch_size x {GROUP_SIZE} = {layout.prompts_per_update} x {layout.group_size} = "
             f"{sequences} responses do not divide over {ranks} data-parallel ranks (GPUs that train / {_SP}): use "
             f"{nearest} ranks, or another batch"
         )
     elif not layout.dynamic_batches and layout.micro_batch and sequences // ranks % layout.micro_batch:
         yield (
-            f"{sequences // ranks} responses a rank are no multiple of {_ACTOR}.ppo_micro_batch_size_per_gpu="
-            f"{layout.micro_batch}: choose a divisor, or set {_ACTOR}.use_dynamic_bsz=True"
+            f"{sequences // ranks} responses a rank are no multiple of {ACTOR}.ppo_micro_batch_size_per_gpu="
+            f"{layout.micro_batch}: choose a divisor, or set {ACTOR}.use_dynamic_bsz=True"
         )
     if not layout.dynamic_batches and not layout.micro_batch:
-        yield f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not set: set it, or {_ACTOR}.use_dynamic_bsz=True"
+        yield f"{ACTOR}.ppo_micro_batch_size_per_gpu is not set: set it, or {ACTOR}.use_dynamic_bsz=True"
 
 
 def _parallel(layout: RunLayout, shape: ModelShape) -> Iterator[str]:
@@ -57,30 +56,29 @@ def _parallel(layout: RunLayout, shape: ModelShape) -> Iterator[str]:
         yield f"{_SP}={size} and {shape.num_kv_heads} KV heads: one has to divide the other"
     if 0 < layout.fsdp_size < layout.trainer_gpus and layout.trainer_gpus % layout.fsdp_size:
         yield (
-            f"{_ACTOR}.fsdp_config.fsdp_size={layout.fsdp_size} does not divide {layout.trainer_gpus} GPUs that train: "
+            f"{FSDP}.fsdp_size={layout.fsdp_size} does not divide {layout.trainer_gpus} GPUs that train: "
             "choose a divisor, or -1 for all"
         )
 
 
 def _engines(layout: RunLayout, shape: ModelShape) -> Iterator[str]:
-    key, size = f"{_ROLLOUT}.tensor_model_parallel_size", layout.generator.tensor_parallel
+    key, size = f"{ROLLOUT}.tensor_model_parallel_size", layout.generator.tensor_parallel
     if shape.num_heads % size:
         yield f"{key}={size} does not divide {shape.num_heads} attention heads: choose a divisor"
     if shape.num_kv_heads % size and size % shape.num_kv_heads:
         yield f"{key}={size} and {shape.num_kv_heads} KV heads: one has to divide the other"
     if layout.generator_gpus % layout.gpus_per_engine:
         yield (
-            f"engines of {layout.gpus_per_engine} GPUs ({key} x {_ROLLOUT}.data_parallel_size) do not divide "
+            f"engines of {layout.gpus_per_engine} GPUs ({key} x {ROLLOUT}.data_parallel_size) do not divide "
             f"{layout.generator_gpus} GPUs that generate: choose a divisor"
         )
     if layout.separate and layout.generator_gpus < 1:
         yield (
-            f"trainer.v1.trainer_mode={layout.mode} needs GPUs that generate: set {_ROLLOUT}.nnodes and "
-            f"{_ROLLOUT}.n_gpus_per_node"
+            f"{TRAINER_MODE}={layout.mode} needs GPUs that generate: set {ROLLOUT}.nnodes and {ROLLOUT}.n_gpus_per_node"
         )
     if layout.generator.expert_parallel > 1 and layout.generator.expert_parallel != layout.gpus_per_engine:
         yield (
-            f"{_ROLLOUT}.expert_parallel_size={layout.generator.expert_parallel} has to be 1 or the GPUs of an engine, "
+            f"{ROLLOUT}.expert_parallel_size={layout.generator.expert_parallel} has to be 1 or the GPUs of an engine, "
             f"{layout.gpus_per_engine}"
         )
 
@@ -91,15 +89,15 @@ def _lengths(layout: RunLayout, shape: ModelShape) -> Iterator[str]:
         f"data.max_prompt_length + data.max_response_length = {layout.max_prompt} + {layout.max_response} = {longest}"
     )
     if longest > layout.max_model_len:
-        yield f"{parts} tokens exceed {_ROLLOUT}.max_model_len={layout.max_model_len}: raise it, or lower the lengths"
+        yield f"{parts} tokens exceed {ROLLOUT}.max_model_len={layout.max_model_len}: raise it, or lower the lengths"
     if shape.max_positions and layout.max_model_len > shape.max_positions:
         yield (
-            f"{_ROLLOUT}.max_model_len={layout.max_model_len} exceeds the {shape.max_positions} positions of the "
+            f"{ROLLOUT}.max_model_len={layout.max_model_len} exceeds the {shape.max_positions} positions of the "
             "model: lower it"
         )
     room = layout.token_budget * layout.sequence_parallel
     if layout.dynamic_batches and longest > room:
         yield (
-            f"{parts} tokens do not fit into one micro-batch: {_ACTOR}.ppo_max_token_len_per_gpu={layout.token_budget} "
+            f"{parts} tokens do not fit into one micro-batch: {ACTOR}.ppo_max_token_len_per_gpu={layout.token_budget} "
             f"x {_SP}={layout.sequence_parallel} = {room}; raise one of them"
         )

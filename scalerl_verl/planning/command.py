@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import MODEL, ROLLOUT, select
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -29,11 +30,11 @@ _POSITIVE = (
     "mean_response",
 )
 FITS, WRONG, REFUSED = 0, 1, 3
-EPILOG = """exit codes: 0 the run fits; 1 the recipe or an argument is wrong; 2 usage; 3 it does not fit, with numbers
+EPILOG = f"""exit codes: 0 the run fits; 1 the recipe or an argument is wrong; 2 usage; 3 it does not fit, with numbers
 and what to change.
 
 example: scalerl plan recipe=recipes/scalerl-8b-math --gpus 80 --gpu-memory-gib 80
-         scalerl plan +scalerl=[recipe,pipeline] actor_rollout_ref.model.path=... --gpus 8"""
+         scalerl plan +scalerl=[recipe,pipeline] {MODEL}.path=... --gpus 8"""
 
 
 def add_plan(commands: Any) -> None:
@@ -166,10 +167,9 @@ def _resolve(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
 
 
 def _find_shape(config: DictConfig, given: str | None, stored: Path | None) -> Any:
-    from scalerl_verl.names import select
     from scalerl_verl.shapes import find_shape
 
-    model = str(select(config, "actor_rollout_ref.model.path"))
+    model = str(select(config, f"{MODEL}.path"))
     if given is None and stored is not None and not (Path(model).expanduser() / "config.json").is_file():
         given = str(stored)
     return find_shape(model, given)
@@ -180,10 +180,10 @@ def _startup_problems(config: DictConfig) -> list[str]:
     from omegaconf import OmegaConf
 
     from scalerl_verl.config import checks as config_checks
-    from scalerl_verl.config_numbers import check_numbers
     from scalerl_verl.interruption import settings as interruption_settings
     from scalerl_verl.interruption.budgets import resolve_budgets
-    from scalerl_verl.names import asked_names, select
+    from scalerl_verl.names.asking import asked_names
+    from scalerl_verl.names.numbers import check_numbers
 
     if not asked_names(config):
         return list(check_numbers(config)[0].values())
@@ -192,7 +192,7 @@ def _startup_problems(config: DictConfig) -> list[str]:
         return problems
     section = OmegaConf.select(config, interruption_settings.SECTION)
     settings = interruption_settings.read_settings(None if section is None else OmegaConf.to_container(section))
-    total = int(select(config, "actor_rollout_ref.rollout.response_length"))
+    total = int(select(config, f"{ROLLOUT}.response_length"))
     for validation in (False, True):
         try:
             resolve_budgets(settings, total, len(settings.phrase) // 3, 0, validation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scalerl_verl.names import DEVICE, HOST
 from scalerl_verl.pipeline.transfer import NO_TRANSFER, Transfer, largest_sent, staged_bytes
 from scalerl_verl.shapes import ModelShape
 
@@ -139,9 +140,9 @@ def generator_memory(shape: ModelShape, setup: GeneratorSetup) -> GeneratorMemor
         weights=weights,
         profile=profile,
         reserve=setup.reserve_bytes,
-        staged=staged if setup.transfer.staging == "device" else 0.0,
+        staged=staged if setup.transfer.staging == DEVICE else 0.0,
         buffers=_buffers(shape, setup.transfer),
-        host=staged if setup.transfer.staging == "host" else 0.0,
+        host=staged if setup.transfer.staging == HOST else 0.0,
         block=block,
         num_blocks=max(math.floor(left / block), 0),
         block_tokens=setup.block_tokens,

@@ -9,18 +9,28 @@ from typing import Any
 from omegaconf import DictConfig
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import select
-from scalerl_verl.pipeline.settings import PipelineSettings
+from scalerl_verl.names import (
+    ACTOR,
+    FSDP,
+    FUSED_KERNELS,
+    GROUP_SIZE,
+    HYBRID_ENGINE,
+    MAX_STALENESS,
+    MODEL,
+    PIPELINE_RL,
+    REQUEST_TIMEOUT,
+    ROLLOUT,
+    VLLM,
+    select,
+)
+from scalerl_verl.names.asking import is_bypassed, trainer_mode
+from scalerl_verl.names.keys import value_of
 from scalerl_verl.pipeline.transfer import BYTES, SEPARATE, Transfer, read_transfer
 from scalerl_verl.planning.generator import GeneratorSetup
 from scalerl_verl.planning.trainer import TrainerSetup
 from scalerl_verl.shapes import ModelShape
 
 GIB = 2**30
-_ACTOR = "actor_rollout_ref.actor"
-_FSDP = f"{_ACTOR}.fsdp_config"
-_ROLLOUT = "actor_rollout_ref.rollout"
-_MODEL = "actor_rollout_ref.model"
 
 
 @dataclass(frozen=True)
@@ -91,47 +101,45 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
         ScaleRLConfigError: an engine whose memory is not estimated here.
     """
     _refuse_unknown(config)
-    mode = str(select(config, "trainer.v1.trainer_mode", "sync"))
+    mode = trainer_mode(config)
     separate = mode in SEPARATE
     trainer_gpus = int(select(config, "trainer.nnodes", 1)) * int(select(config, "trainer.n_gpus_per_node", 1))
-    others = int(select(config, f"{_ROLLOUT}.nnodes", 0)) * int(select(config, f"{_ROLLOUT}.n_gpus_per_node", 0))
+    others = int(select(config, f"{ROLLOUT}.nnodes", 0)) * int(select(config, f"{ROLLOUT}.n_gpus_per_node", 0))
     prompts = int(select(config, "data.train_batch_size"))
-    sequence_parallel = int(select(config, f"{_FSDP}.ulysses_sequence_parallel_size", 1))
-    sequence_parallel = max(sequence_parallel, int(select(config, f"{_ACTOR}.ulysses_sequence_parallel_size", 1)))
-    max_prompt, max_response = (int(select(config, f"{_ROLLOUT}.{k}")) for k in ("prompt_length", "response_length"))
-    dynamic = bool(select(config, f"{_ACTOR}.use_dynamic_bsz", False))
-    budget = int(select(config, f"{_ACTOR}.ppo_max_token_len_per_gpu", 0))
-    micro = int(select(config, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 0))
+    sequence_parallel = int(select(config, f"{FSDP}.ulysses_sequence_parallel_size", 1))
+    sequence_parallel = max(sequence_parallel, int(select(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)))
+    max_prompt, max_response = (int(select(config, f"{ROLLOUT}.{k}")) for k in ("prompt_length", "response_length"))
+    dynamic = bool(select(config, f"{ACTOR}.use_dynamic_bsz", False))
+    budget = int(select(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 0))
+    micro = int(select(config, f"{ACTOR}.ppo_micro_batch_size_per_gpu", 0))
     tokens = budget if dynamic else -(-max(micro, 1) * (max_prompt + max_response) // sequence_parallel)
     max_model_len = int(_vllm(config, "max_model_len", "max_model_len", shape.max_positions))
-    fsdp_size = int(select(config, f"{_FSDP}.fsdp_size", -1))
-    node_gpus = int(select(config, f"{_ROLLOUT if separate else 'trainer'}.n_gpus_per_node", 1))
+    fsdp_size = int(select(config, f"{FSDP}.fsdp_size", -1))
+    node_gpus = int(select(config, f"{ROLLOUT if separate else 'trainer'}.n_gpus_per_node", 1))
     transfer = read_transfer(config)
     return RunLayout(
         mode=mode,
-        shares_gpus=not separate or bool(select(config, "actor_rollout_ref.hybrid_engine", True)),
+        shares_gpus=not separate or bool(select(config, HYBRID_ENGINE, True)),
         trainer_gpus=trainer_gpus,
         generator_gpus=others if separate else trainer_gpus,
         prompts=prompts,
-        prompts_per_update=int(select(config, f"{_ACTOR}.ppo_mini_batch_size", prompts)),
-        group_size=int(select(config, f"{_ROLLOUT}.n", 1)),
+        prompts_per_update=int(select(config, f"{ACTOR}.ppo_mini_batch_size", prompts)),
+        group_size=int(select(config, GROUP_SIZE, 1)),
         max_prompt=max_prompt,
         max_response=max_response,
         max_model_len=max_model_len,
-        max_staleness=int(select(config, "trainer.v1.pipeline_rl.max_staleness", 0)) if mode == "pipeline_rl" else 0,
-        request_timeout_s=float(
-            select(config, "trainer.v1.pipeline_rl.request_timeout_s", PipelineSettings.request_timeout_s)
-        ),
+        max_staleness=int(value_of(config, MAX_STALENESS)) if mode == PIPELINE_RL else 0,
+        request_timeout_s=float(value_of(config, REQUEST_TIMEOUT)),
         sequence_parallel=sequence_parallel,
         fsdp_size=fsdp_size,
         node_gpus=node_gpus,
         dynamic_batches=dynamic,
         micro_batch=micro,
         token_budget=budget,
-        data_parallel=int(select(config, f"{_ROLLOUT}.data_parallel_size", 1)),
-        keeps_old_log_probs=bool(select(config, "algorithm.rollout_correction.bypass_mode", False)),
-        offloads_weights=bool(select(config, f"{_FSDP}.param_offload", False)),
-        offloads_optimizer=bool(select(config, f"{_FSDP}.optimizer_offload", False)),
+        data_parallel=int(select(config, f"{ROLLOUT}.data_parallel_size", 1)),
+        keeps_old_log_probs=is_bypassed(config),
+        offloads_weights=bool(select(config, f"{FSDP}.param_offload", False)),
+        offloads_optimizer=bool(select(config, f"{FSDP}.optimizer_offload", False)),
         trainer=_trainer_setup(
             config,
             tokens,
@@ -149,23 +157,23 @@ def num_shards(trainer_gpus: int, fsdp_size: int) -> int:
 
 
 def _refuse_unknown(config: DictConfig) -> None:
-    strategy = select(config, f"{_ACTOR}.strategy", "fsdp")
+    strategy = select(config, f"{ACTOR}.strategy", "fsdp")
     problems = []
     if strategy not in ("fsdp", "fsdp2"):
-        problems.append(f"{_ACTOR}.strategy={strategy}: plan knows the memory of fsdp and fsdp2 only")
-    if int(select(config, f"{_MODEL}.lora_rank", 0)) > 0:
-        problems.append(f"{_MODEL}.lora_rank: plan estimates runs that train the whole model; leave --lora_rank out")
+        problems.append(f"{ACTOR}.strategy={strategy}: plan knows the memory of fsdp and fsdp2 only")
+    if int(select(config, f"{MODEL}.lora_rank", 0)) > 0:
+        problems.append(f"{MODEL}.lora_rank: plan estimates runs that train the whole model; leave --lora_rank out")
     if select(config, "critic.enable", False):
         problems.append("critic.enable=True: plan does not count a value network; set critic.enable=False")
-    if select(config, f"{_ROLLOUT}.name", "vllm") != "vllm":
-        problems.append(f"{_ROLLOUT}.name={select(config, f'{_ROLLOUT}.name')}: plan knows vLLM's memory only")
+    if select(config, f"{ROLLOUT}.name", "vllm") != "vllm":
+        problems.append(f"{ROLLOUT}.name={select(config, f'{ROLLOUT}.name')}: plan knows vLLM's memory only")
     if problems:
         raise ScaleRLConfigError(problems)
 
 
 def _vllm(config: DictConfig, own: str, ours: str, default: Any) -> Any:
     """A setting as vLLM gets it: verl lets ``engine_kwargs.vllm`` override its own keys."""
-    return select(config, f"{_ROLLOUT}.engine_kwargs.vllm.{own}", select(config, f"{_ROLLOUT}.{ours}", default))
+    return select(config, f"{VLLM}.{own}", select(config, f"{ROLLOUT}.{ours}", default))
 
 
 def _bytes(path: str, name: Any) -> int:
@@ -176,39 +184,39 @@ def _bytes(path: str, name: Any) -> int:
 
 
 def _trainer_setup(config: DictConfig, tokens: int, longest: int, shards: int, transfer: Transfer) -> TrainerSetup:
-    mixed = f"{_FSDP}.mixed_precision"
+    mixed = f"{FSDP}.mixed_precision"
     return TrainerSetup(
         num_shards=shards,
         tokens=tokens,
-        master_bytes=_bytes(f"{_FSDP}.model_dtype", select(config, f"{_FSDP}.model_dtype", "fp32")),
+        master_bytes=_bytes(f"{FSDP}.model_dtype", select(config, f"{FSDP}.model_dtype", "fp32")),
         compute_bytes=_bytes(f"{mixed}.param_dtype", select(config, f"{mixed}.param_dtype", "bf16")),
         reduce_bytes=_bytes(f"{mixed}.reduce_dtype", select(config, f"{mixed}.reduce_dtype", "fp32")),
-        checkpointing=bool(select(config, f"{_MODEL}.enable_gradient_checkpointing", True)),
-        fused_head=bool(select(config, f"{_MODEL}.use_fused_kernels", False)),
-        reshard=bool(select(config, f"{_FSDP}.reshard_after_forward", True)),
-        defer_sync=bool(select(config, f"{_FSDP}.use_no_sync_for_gradient_accumulation", False)),
-        cpu_offload=bool(select(config, f"{_FSDP}.offload_policy", False)),
+        checkpointing=bool(select(config, f"{MODEL}.enable_gradient_checkpointing", True)),
+        fused_head=bool(select(config, FUSED_KERNELS, False)),
+        reshard=bool(select(config, f"{FSDP}.reshard_after_forward", True)),
+        defer_sync=bool(select(config, f"{FSDP}.use_no_sync_for_gradient_accumulation", False)),
+        cpu_offload=bool(select(config, f"{FSDP}.offload_policy", False)),
         transfer=transfer,
-        padded_length=0 if select(config, f"{_MODEL}.use_remove_padding", True) else longest,
+        padded_length=0 if select(config, f"{MODEL}.use_remove_padding", True) else longest,
     )
 
 
 def _generator_setup(
     config: DictConfig, transfer: Transfer, gpu_bytes: float, reserve_bytes: float, max_model_len: int
 ) -> GeneratorSetup:
-    weight_bytes = _bytes(f"{_ROLLOUT}.dtype", _vllm(config, "dtype", "dtype", "bfloat16"))
-    cache = str(select(config, f"{_ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype", "auto"))
+    weight_bytes = _bytes(f"{ROLLOUT}.dtype", _vllm(config, "dtype", "dtype", "bfloat16"))
+    cache = str(select(config, f"{VLLM}.kv_cache_dtype", "auto"))
     return GeneratorSetup(
         gpu_bytes=gpu_bytes,
         utilization=float(_vllm(config, "gpu_memory_utilization", "gpu_memory_utilization", 0.5)),
         tensor_parallel=int(_vllm(config, "tensor_parallel_size", "tensor_model_parallel_size", 1)),
-        expert_parallel=int(select(config, f"{_ROLLOUT}.expert_parallel_size", 1)),
+        expert_parallel=int(select(config, f"{ROLLOUT}.expert_parallel_size", 1)),
         max_model_len=max_model_len,
         max_num_seqs=int(_vllm(config, "max_num_seqs", "max_num_seqs", 256)),
         max_num_batched_tokens=int(_vllm(config, "max_num_batched_tokens", "max_num_batched_tokens", 8192)),
         weight_bytes=weight_bytes,
         kv_bytes=1 if cache.startswith("fp8") else weight_bytes,
-        block_tokens=int(select(config, f"{_ROLLOUT}.engine_kwargs.vllm.block_size", 16)),
+        block_tokens=int(select(config, f"{VLLM}.block_size", 16)),
         transfer=transfer,
         reserve_bytes=reserve_bytes,
     )

@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from scalerl_verl.pipeline.transfer import BUCKET
+from scalerl_verl.names import (
+    ACTOR,
+    BUCKET,
+    FSDP,
+    FUSED_KERNELS,
+    MODEL,
+    PIPELINE_RL,
+    ROLLOUT,
+    STAGING,
+)
 from scalerl_verl.planning import checks
 from scalerl_verl.planning.balance import DEVICES, Assumptions, Rates, decode_step_s, find_rates
 from scalerl_verl.planning.generator import GeneratorMemory, generator_memory
@@ -15,9 +24,7 @@ from scalerl_verl.planning.queueing import Queueing, find_queueing
 from scalerl_verl.planning.trainer import TrainerMemory, trainer_memory
 from scalerl_verl.shapes import ModelShape
 
-_ACTOR = "actor_rollout_ref.actor"
-_ROLLOUT = "actor_rollout_ref.rollout"
-_SP = f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+_SP = f"{FSDP}.ulysses_sequence_parallel_size"
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ def _rates(
     engines = max(layout.generator_gpus // layout.gpus_per_engine, 1)
     # pipeline_rl keeps k batches in flight beside the one being filled; other modes one generated batch.
     in_flight = layout.sequences_per_update * (layout.max_staleness + 1)
-    if layout.mode != "pipeline_rl":
+    if layout.mode != PIPELINE_RL:
         in_flight = layout.prompts * layout.group_size
     forwards = 1 + layout.trainer.checkpointing + (not layout.keeps_old_log_probs)
     return find_rates(
@@ -194,13 +201,13 @@ def _trainer_fit(shape: ModelShape, layout: RunLayout, memory: TrainerMemory, su
         if more:
             changes.append(f"train on {more} GPUs or more")
         if moment in ("head", "layer") and layout.trainer.tokens > 1024:
-            changes.append(f"lower {_ACTOR}.ppo_max_token_len_per_gpu and raise {_SP}")
+            changes.append(f"lower {ACTOR}.ppo_max_token_len_per_gpu and raise {_SP}")
         if moment == "head" and not layout.trainer.fused_head:
-            changes.append("set actor_rollout_ref.model.use_fused_kernels=True")
+            changes.append(f"set {FUSED_KERNELS}=True")
         if not layout.trainer.checkpointing:
-            changes.append("set actor_rollout_ref.model.enable_gradient_checkpointing=True")
+            changes.append(f"set {MODEL}.enable_gradient_checkpointing=True")
         if layout.trainer.defer_sync:
-            changes.append(f"set {_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=False")
+            changes.append(f"set {FSDP}.use_no_sync_for_gradient_accumulation=False")
     yield (
         f"a GPU that trains needs {memory.peak / GIB:.1f} GiB at its peak ({moment}), of which "
         f"{(memory.resident + memory.gradients) / GIB:.1f} are weights, gradients and optimizer over "
@@ -225,11 +232,11 @@ def _generator_fit(layout: RunLayout, memory: GeneratorMemory) -> Iterator[str]:
     setup = layout.generator
     if memory.num_blocks < memory.blocks_per_sequence:
         yield (
-            f"vLLM's share of a GPU, {_ROLLOUT}.gpu_memory_utilization={setup.utilization} = "
+            f"vLLM's share of a GPU, {ROLLOUT}.gpu_memory_utilization={setup.utilization} = "
             f"{memory.budget / GIB:.1f} GiB, holds not one sequence of {setup.max_model_len} tokens: weights "
             f"{memory.weights / GIB:.1f}, a step {memory.profile / GIB:.1f}, reserve {memory.reserve / GIB:.1f} and "
             f"its cache are {memory.least / GIB:.1f} GiB; raise the share to {memory.least / setup.gpu_bytes:.2f} (if "
-            f"below 1), or raise {_ROLLOUT}.tensor_model_parallel_size, or lower {_ROLLOUT}.max_model_len or "
+            f"below 1), or raise {ROLLOUT}.tensor_model_parallel_size, or lower {ROLLOUT}.max_model_len or "
             ".max_num_seqs"
         )
     if memory.outside and memory.peak > setup.gpu_bytes:
@@ -245,15 +252,15 @@ def _room_for_update(layout: RunLayout, memory: GeneratorMemory) -> Iterator[str
     setup, tensor = layout.generator, layout.generator.tensor_parallel
     left = setup.gpu_bytes - memory.outside
     if left >= memory.least:
-        yield f"lower {_ROLLOUT}.gpu_memory_utilization to {left / setup.gpu_bytes - 0.005:.2f}"
+        yield f"lower {ROLLOUT}.gpu_memory_utilization to {left / setup.gpu_bytes - 0.005:.2f}"
     else:
         yield (
-            f"raise {_ROLLOUT}.tensor_model_parallel_size above {tensor}, so that vLLM does with less than the "
+            f"raise {ROLLOUT}.tensor_model_parallel_size above {tensor}, so that vLLM does with less than the "
             f"{memory.least / GIB:.1f} GiB that one sequence and its part of the weights take, and lower "
-            f"{_ROLLOUT}.gpu_memory_utilization"
+            f"{ROLLOUT}.gpu_memory_utilization"
         )
     if memory.staged:
-        yield "set trainer.v1.pipeline_rl.staging=host"
+        yield f"set {STAGING}=host"
     if memory.peak - setup.gpu_bytes < memory.buffers:
         yield f"lower {BUCKET}"
 
@@ -265,8 +272,8 @@ def _host_fit(layout: RunLayout, memory: GeneratorMemory, node_bytes: float | No
         yield (
             f"weights staged in host memory take {needed / GIB:.1f} GiB of a node's {node_bytes / GIB:.0f}, "
             f"{memory.host / GIB:.1f} for each of {layout.engines_per_node} engines: raise "
-            f"{_ROLLOUT}.tensor_model_parallel_size (one copy serves an engine), or set "
-            "trainer.v1.pipeline_rl.staging=none"
+            f"{ROLLOUT}.tensor_model_parallel_size (one copy serves an engine), or set "
+            f"{STAGING}=none"
         )
 
 
@@ -286,6 +293,6 @@ def _shared_fit(layout: RunLayout, trainer: TrainerMemory, generator: GeneratorM
         yield (
             f"while it generates, a GPU holds {stays / GIB:.1f} GiB of the trainer and vLLM's share of "
             f"{generator.budget / GIB:.1f} GiB, of {setup.gpu_bytes / GIB:.0f}: lower "
-            f"{_ROLLOUT}.gpu_memory_utilization to {max(free / setup.gpu_bytes - 0.005, 0):.2f}, or set "
-            f"{_ACTOR}.fsdp_config.param_offload=True and .optimizer_offload=True"
+            f"{ROLLOUT}.gpu_memory_utilization to {max(free / setup.gpu_bytes - 0.005, 0):.2f}, or set "
+            f"{FSDP}.param_offload=True and .optimizer_offload=True"
         )

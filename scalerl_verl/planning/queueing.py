@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from scalerl_verl.names import MAX_STALENESS, PIPELINE_RL, REQUEST_TIMEOUT, ROLLOUT
 from scalerl_verl.planning.layout import RunLayout
-
-_PIPELINE = "trainer.v1.pipeline_rl"
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,13 @@ class Queueing:
 
     def notes(self) -> Iterator[str]:
         """What stands in no one's way and yet is worth knowing."""
-        limit = f"{_PIPELINE}.request_timeout_s={self.request_timeout_s:g}"
+        limit = f"{REQUEST_TIMEOUT}={self.request_timeout_s:g}"
         if self.wait_s > self.request_timeout_s:
             yield (
                 f"the last of {self.requests:,.0f} requests on an engine waits {self.wait_s:,.0f} s for one of its "
                 f"{self.slots:,.0f} slots, longer than {limit}. Waiting is not taken for a hang, but validation waits "
-                f"as long: use more generators, a smaller {_PIPELINE}.max_staleness or batch, or more slots "
-                "(actor_rollout_ref.rollout.max_num_seqs, memory for the cache)"
+                f"as long: use more generators, a smaller {MAX_STALENESS} or batch, or more slots "
+                f"({ROLLOUT}.max_num_seqs, memory for the cache)"
             )
         if self.longest_s > self.request_timeout_s:
             yield (
@@ -60,7 +59,7 @@ def find_queueing(layout: RunLayout, slots: float, step_s: float, mean_response:
         step_s: seconds of a decoding step with all of them.
         mean_response: tokens of a response.
     """
-    if layout.mode != "pipeline_rl":
+    if layout.mode != PIPELINE_RL:
         return None
     engines = max(layout.generator_gpus // layout.gpus_per_engine, 1)
     return Queueing(

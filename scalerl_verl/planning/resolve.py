@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, open_dict
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import PRESET_GROUP
 
 if TYPE_CHECKING:
     from scalerl_verl.config.preset_report import Difference
 
 CONFIG = "config.yaml"
 MODEL = "model.json"
-PRESETS = Path(__file__).resolve().parents[1] / "configs" / "scalerl"
+PRESETS = Path(__file__).resolve().parents[1] / "configs" / PRESET_GROUP
 
 
 @dataclass(frozen=True)

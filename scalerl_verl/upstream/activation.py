@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 
-from scalerl_verl.names import ACTIVE_ENV, PLATFORM_ENV, is_cpu_platform
+from scalerl_verl.names import ACTIVE_ENV, DEFAULT_SYNC_TIMEOUT_S, PLATFORM_ENV
+from scalerl_verl.names.asking import is_cpu_platform
 
 ALLOW_UNKNOWN_ENV = "SCALERL_VERL_ALLOW_UNKNOWN_SOURCE"
 STATUS_DIR_ENV = "SCALERL_VERL_STATUS_DIR"
 SYNC_TIMEOUT_ENV = "SCALERL_VERL_SYNC_TIMEOUT_S"
 ROOT_LEVEL_ENV = "SAGEMAKER_CONTAINER_LOG_LEVEL"
-DEFAULT_SYNC_TIMEOUT_S = 600.0
 
 FORWARDED_ENV = (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV, STATUS_DIR_ENV, SYNC_TIMEOUT_ENV)
 """Variables every node's processes need; Ray forwards only what runtime_env lists to other nodes."""

@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import Any
 
-from scalerl_verl.names import asked_names, asks_on_command_line
+from scalerl_verl.names.asking import asked_names, asks_on_command_line
 
 
 def _guard_config(cause: str) -> None:

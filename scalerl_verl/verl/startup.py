@@ -14,7 +14,8 @@ from scalerl_verl.config import checks as config_checks
 from scalerl_verl.config import machine_checks, preset_report
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
-from scalerl_verl.names import asked_names, select
+from scalerl_verl.names import select
+from scalerl_verl.names.asking import asked_names
 from scalerl_verl.upstream import registry, status
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
 from scalerl_verl.upstream.source_check import check_sources

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf, open_dict
 
 from scalerl_verl.cli import main
 from scalerl_verl.config.checks import find_problems
-from scalerl_verl.config_numbers import NUMBERS, SWITCHES, check_numbers, number
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import asked_names
+from scalerl_verl.names.asking import asked_names
+from scalerl_verl.names.numbers import NUMBERS, SWITCHES, check_numbers, number
 from tests.unit.composed import ACTOR, HEAD_DTYPE, ROLLOUT, changed, compose_config
 
 WEIRD = ("", "abc", "16", -5, 1.5, None, [1], {"a": 1}, True, "${nowhere.x}", "${oc.env:NO_SUCH_VARIABLE}")

@@ -17,8 +17,8 @@ import pytest
 from scalerl_verl.advantage import group_size_checks
 from scalerl_verl.columns import ROLLOUT_N
 from scalerl_verl.curriculum import settings as curriculum_settings
-from scalerl_verl.curriculum.settings import CLASS_PATH
 from scalerl_verl.curriculum.verl import wrap_sampler
+from scalerl_verl.names import SAMPLER_CLASS
 from tests.faults.test_optimizer_steps import GROUP, Trainer, balance_batch, queue, sampled  # noqa: F401 - a fixture
 from tests.unit.composed import changed
 from tests.unit.curriculum.test_curriculum import make_data, make_row
@@ -83,7 +83,7 @@ def test_prompt_of_few_responses_is_dropped_by_all_of_them(tmp_path: Path) -> No
     """Fault: half a group of rollout.n is more than such a prompt ever has, so it would never be dropped."""
     sizes = [4, 16, 2, 4]
     rows = [make_row(index, **{ROLLOUT_N: size}) for index, size in enumerate(sizes)]
-    section = {"class_path": CLASS_PATH, "min_prompts": 1, "min_responses": 8}
+    section = {"class_path": SAMPLER_CLASS, "min_prompts": 1, "min_responses": 8}
     dataset, config = make_data(tmp_path, rows, sampler=section)
     sampler = wrap_sampler(range(4), config, dataset)
     ids = sampler._ids
@@ -111,6 +111,6 @@ def test_sizes_of_prompts_make_room_for_more_min_responses_than_the_run_s_group_
 
 
 def test_prompts_without_the_column_are_judged_as_before(tmp_path: Path) -> None:
-    dataset, config = make_data(tmp_path, [make_row(0)], sampler={"class_path": CLASS_PATH})
+    dataset, config = make_data(tmp_path, [make_row(0)], sampler={"class_path": SAMPLER_CLASS})
     assert wrap_sampler(range(1), config, dataset).group_sizes == {}
     assert ROLLOUT_N not in pandas.read_parquet(tmp_path / "train.parquet").columns

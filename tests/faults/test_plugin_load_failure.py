@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from scalerl_verl.names import SECTIONS, VALUES, asked_names, asks_on_command_line
+from scalerl_verl.names import VALUES
+from scalerl_verl.names.asking import SECTIONS, asked_names, asks_on_command_line
 
 BREAK_PLUGIN = '''
 import sys

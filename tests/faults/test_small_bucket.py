@@ -14,8 +14,8 @@ import pytest
 
 from scalerl_verl.cli import main
 from scalerl_verl.config import machine_checks, transfer_checks
-from scalerl_verl.names import PLATFORM_ENV
-from scalerl_verl.pipeline.transfer import BUCKET, MIB
+from scalerl_verl.names import BUCKET, PLATFORM_ENV
+from scalerl_verl.pipeline.transfer import MIB
 from tests.unit.composed import compose_config
 
 SMOLLM2 = {

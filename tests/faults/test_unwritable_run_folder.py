@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.config import run_folder
 from scalerl_verl.config.machine_checks import find_problems
-from scalerl_verl.curriculum.settings import CLASS_PATH, complete
+from scalerl_verl.curriculum.settings import complete
+from scalerl_verl.names import SAMPLER_CLASS
 from tests.unit.config.test_machine_checks import config, roomy_machine  # noqa: F401 - fixtures
 
 FULL = Path("/dev/full")
@@ -50,7 +51,7 @@ def test_folder_that_takes_no_file_is_refused_at_start(make: Any, config: DictCo
     (problem,) = problems_with(config, folder)
     assert problem.startswith(f"trainer.default_local_dir={folder} cannot be written on this machine (")
     assert "other nodes" in problem
-    OmegaConf.update(config, "data.sampler", {"class_path": CLASS_PATH, "log_file": f"{folder}/x"}, force_add=True)
+    OmegaConf.update(config, "data.sampler", {"class_path": SAMPLER_CLASS, "log_file": f"{folder}/x"}, force_add=True)
     (of_list,) = problems_with(config, str(tmp_path))
     assert of_list.startswith(f"data.sampler.log_file={folder}/x cannot be written on this machine (")
 
@@ -100,7 +101,7 @@ def test_checkpoints_of_a_folder_that_cannot_be_written_can_be_validated(
     """Fault: a validation of somebody else's checkpoint was refused, though it writes nothing there."""
     folder = file_in_place(tmp_path)
     changes = {"trainer.val_only": True, "trainer.val_before_train": before_training, run_folder.KEY: folder}
-    for key, value in {**changes, "data.sampler.class_path": CLASS_PATH}.items():
+    for key, value in {**changes, "data.sampler.class_path": SAMPLER_CLASS}.items():
         OmegaConf.update(config, key, value, force_add=True)
     assert len(find_problems(config)) == (not before_training), "verl trains if it does not validate before training"
     complete(config)

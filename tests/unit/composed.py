@@ -12,14 +12,15 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl.config.checks import find_problems
-from scalerl_verl.names import asked_names
+from scalerl_verl.names import ACTOR as ACTOR
+from scalerl_verl.names import CORRECTION as CORRECTION
+from scalerl_verl.names import HEAD_BACKEND
+from scalerl_verl.names import HEAD_DTYPE as HEAD_DTYPE
+from scalerl_verl.names import MODEL as MODEL
+from scalerl_verl.names import ROLLOUT as ROLLOUT
+from scalerl_verl.names.asking import asked_names
 
-ACTOR = "actor_rollout_ref.actor"
-ROLLOUT = "actor_rollout_ref.rollout"
-MODEL = "actor_rollout_ref.model"
-CORRECTION = "algorithm.rollout_correction"
-HEAD = f"{MODEL}.fused_kernel_options.impl_backend"
-HEAD_DTYPE = f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides.head_dtype"
+HEAD = HEAD_BACKEND
 
 Refusal = tuple[str, dict[str, Any], list[str]]
 """Preset, values replaced in it, and what the one problem found must say."""

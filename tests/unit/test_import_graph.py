@@ -15,9 +15,9 @@ import scalerl_verl
 PACKAGE = Path(scalerl_verl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
-    ("errors", "metrics", "terminal", "json_lines", "bookkeeping"),
-    ("names", "columns"),
-    ("config_numbers",),
+    ("errors", "terminal", "json_lines", "bookkeeping"),
+    ("names",),
+    ("metrics", "columns"),
     ("upstream", "shapes", "engine_context"),
     ("pipeline", "loss"),
     ("interruption",),

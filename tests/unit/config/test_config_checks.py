@@ -18,10 +18,10 @@ from verl.utils.config import omega_conf_to_dataclass
 import scalerl_verl.configs
 from benchmarks.reference.baselines import flatten
 from scalerl_verl.config.checks import find_problems
-from scalerl_verl.curriculum.settings import CLASS_PATH
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
-from scalerl_verl.names import asked_names
+from scalerl_verl.names import SAMPLER_CLASS
+from scalerl_verl.names.asking import asked_names
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
 from scalerl_verl.verl import startup
 from tests.unit.composed import ACTOR, CORRECTION, ROLLOUT, Refusal, changed, check_refusal, compose_config
@@ -155,7 +155,7 @@ REFUSALS: dict[str, Refusal] = {
     "thinking budget the wrong way round": (
         "interruption",
         {"algorithm.scalerl.interruption.thinking_budget": [12, 10]},
-        ["algorithm.scalerl.interruption.thinking_budget=(12, 10) must be [low, high]"],
+        ["algorithm.scalerl.interruption.thinking_budget=(12, 10): give [low, high]"],
     ),
     "phrase that does not close": (
         "interruption",
@@ -190,17 +190,17 @@ REFUSALS: dict[str, Refusal] = {
     "alarm that means nothing": (
         "recipe",
         {"algorithm.scalerl.truncation_alarm": {"fraction": 10, "on_alarm": "warn"}},
-        ["algorithm.scalerl.truncation_alarm.fraction=10 must be above 0 and below 1"],
+        ["algorithm.scalerl.truncation_alarm.fraction=10: give a number above 0 and below 1"],
     ),
     "misspelt sampler": (
         "",
         {"data.sampler.class_path": "scalerl_verl.curriculum.NoPositives"},
-        ["data.sampler.class_path=scalerl_verl.curriculum.NoPositives does not exist", CLASS_PATH],
+        ["data.sampler.class_path=scalerl_verl.curriculum.NoPositives does not exist", SAMPLER_CLASS],
     ),
     "sampler options without the sampler": (
         "cispo",
         {"data.sampler.threshold": 0.5},
-        ["data.sampler=", "names no sampler", f"+data.sampler.class_path={CLASS_PATH}"],
+        ["data.sampler=", "names no sampler", f"+data.sampler.class_path={SAMPLER_CLASS}"],
     ),
     "unknown option of the sampler": (
         "curriculum",
@@ -260,7 +260,7 @@ def test_sampler_gets_its_floor_and_file_from_the_rest_of_the_config(only_config
     config = changed("curriculum", changes)
     startup.prepare_run(config)
     assert (config.data.sampler.min_prompts, config.data.sampler.log_file) == (48, "/tmp/run/curriculum.jsonl")
-    named = compose_config(f"+data.sampler.class_path={CLASS_PATH}")
+    named = compose_config(f"+data.sampler.class_path={SAMPLER_CLASS}")
     assert find_problems(named) == []
     given = changed("curriculum", {**changes, "data.sampler.min_prompts": 100, "data.sampler.log_file": "mine.jsonl"})
     startup.prepare_run(given)

@@ -33,10 +33,11 @@ from scalerl_verl.curriculum import (
 from scalerl_verl.curriculum import verl as curriculum
 from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.curriculum.prompt_ids import COLUMN, label_dataset, prompt_id
-from scalerl_verl.curriculum.settings import CLASS_PATH, find_problems, read_rules
+from scalerl_verl.curriculum.settings import find_problems, read_rules
 from scalerl_verl.curriculum.verl import find_sampler, record_visits, wrap_sampler
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.json_lines import read_records
+from scalerl_verl.names import SAMPLER_CLASS
 from scalerl_verl.verl import curriculum as patches
 from scalerl_verl.verl import training_step as step_patches
 
@@ -64,7 +65,7 @@ ALGORITHM = {
     "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "policy_loss": {"loss_mode": "vanilla"}}},
 }
 """The keys of verl's config that the training step reads; none of our algorithm's names."""
-SAMPLER = {"class_path": CLASS_PATH, "min_prompts": 2}
+SAMPLER = {"class_path": SAMPLER_CLASS, "min_prompts": 2}
 
 
 def test_id_depends_on_content_only() -> None:
@@ -370,12 +371,12 @@ def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_floor_of_null_is_left_to_the_start_up_check() -> None:
-    assert read_rules({"class_path": CLASS_PATH, "min_prompts": None}).min_prompts == 1
-    config = OmegaConf.create({"data": {"train_batch_size": 8, "sampler": {"class_path": CLASS_PATH}}})
+    assert read_rules({"class_path": SAMPLER_CLASS, "min_prompts": None}).min_prompts == 1
+    config = OmegaConf.create({"data": {"train_batch_size": 8, "sampler": {"class_path": SAMPLER_CLASS}}})
     assert list(find_problems(config)) == []
 
 
 def test_section_that_verl_would_ignore_is_refused() -> None:
     config = OmegaConf.create({"data": {"train_batch_size": 8, "sampler": {"threshold": 0.5}}})
     assert "names no sampler" in next(find_problems(config))
-    assert curriculum.CLASS_PATH in next(find_problems(config))
+    assert SAMPLER_CLASS in next(find_problems(config))

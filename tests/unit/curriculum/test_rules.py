@@ -75,15 +75,15 @@ def test_floor_holds_and_order_does_not_matter(
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        ({"threshold": 0}, "threshold=0: use a pass rate above 0"),
+        ({"threshold": 0}, "threshold=0: give a number above 0"),
         ({"threshold": 1.5}, "threshold=1.5"),
         ({"threshold": "0.9"}, "threshold='0.9'"),
         ({"threshold": float("nan")}, "threshold=nan"),
         ({"history": "mean"}, "history='mean': use one of latest, cumulative"),
-        ({"first_epoch": 1}, "first_epoch=1: use a whole number from 2"),
+        ({"first_epoch": 1}, "first_epoch=1: give a whole number of 2 or more"),
         ({"min_prompts": 0}, "min_prompts=0"),
         ({"min_prompts": True}, "min_prompts=True"),
-        ({"readmit_after_epochs": 0}, "readmit_after_epochs=0: use a whole number from 1, or null"),
+        ({"readmit_after_epochs": 0}, "readmit_after_epochs=0: give a whole number of 1 or more, or null"),
     ],
 )
 def test_rules_that_cannot_be_are_refused(arguments: dict[str, Any], fragment: str) -> None:

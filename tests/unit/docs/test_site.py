@@ -15,7 +15,7 @@ import pytest
 
 import scalerl_verl
 from scalerl_verl import metrics, names
-from scalerl_verl.curriculum import settings as curriculum_settings
+from scalerl_verl.names.keys import KEYS
 from tests.paths import REPO
 from tests.unit.docs.test_commands import PAGES
 
@@ -107,13 +107,22 @@ def test_every_folder_has_a_line_in_the_architecture() -> None:
     assert sorted(name for name in folders - named if f"`{name}/" not in text) == []
 
 
+def part_of(value: ast.expr) -> str:
+    """A part of an f-string: its text, the name of ours that stands there, or a mark for what is filled in."""
+    if isinstance(value, ast.Constant):
+        return str(value.value)
+    inner = value.value if isinstance(value, ast.FormattedValue) else value
+    name = getattr(names, inner.id, None) if isinstance(inner, ast.Name) else None
+    return name if isinstance(name, str) else "\0"
+
+
 def texts_of(tree: ast.AST) -> list[str]:
     """String constants of a module, those of an f-string joined with a mark for what is filled in."""
     found, inner = [], set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             inner |= {id(value) for value in node.values}
-            found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
+            found.append("".join(map(part_of, node.values)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
             found.append(node.value)
     return found
@@ -164,7 +173,6 @@ def test_every_name_is_on_the_page_with_its_place() -> None:
         for value in values - {"float"}:  # vLLM's other word for float32, which a check refuses
             assert f"`{value}`" in table, f"{path}={value}"
     keys = page[page.index("## Keys") : page.index("## Presets")]
-    for key in curriculum_settings._KEYS:
-        assert key == "class_path" or f"`data.sampler.{key}`" in keys
-    for key in names.OWN_KEYS:
-        assert f"`algorithm.scalerl.{key}`" in keys
+    for section, own in KEYS.items():
+        for key in own:
+            assert f"`{section}.{key}`" in keys

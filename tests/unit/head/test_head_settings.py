@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scalerl_verl.config.checks import find_problems
-from scalerl_verl.names import asked_names
+from scalerl_verl.names.asking import asked_names
 from tests.unit.composed import ACTOR, HEAD, HEAD_DTYPE, MODEL, ROLLOUT, Refusal, changed, check_refusal
 
 pytestmark = pytest.mark.usefixtures("clean_environment")

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalerl_verl.interruption.budgets import PAPER_PHRASE, Budgets, InterruptionSettings, resolve_budgets
+from scalerl_verl.interruption.budgets import Budgets, InterruptionSettings, resolve_budgets
 
 
 def test_defaults_are_the_paper_s() -> None:
     settings = InterruptionSettings()
     budgets = resolve_budgets(settings, total=12_288 + 2_048, phrase_tokens=20, grace_tokens=0)
     assert budgets == Budgets(low=10_000, high=12_000, answer=2_048, grace=0, total=14_336)
-    assert settings.phrase == PAPER_PHRASE
-    assert PAPER_PHRASE == (
+    assert settings.phrase == (
         "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
     )  # arXiv 2510.13786, Section 2
 

@@ -16,7 +16,7 @@ VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"trainer.v1.pipeline_rl.max_stalenes": 4}, "max_stalenes does not exist"),
-    "bound below 0": ({"trainer.v1.pipeline_rl.max_staleness": -1}, "0 (on-policy) or more"),
+    "bound below 0": ({"trainer.v1.pipeline_rl.max_staleness": -1}, "0 or more (0 is on-policy)"),
     "section that is a number": ({"trainer.v1.pipeline_rl": 8}, "must be a section of keys"),
     "section of the other mode": (
         {"trainer.v1.ppo_off_policy.num_updates": 8},

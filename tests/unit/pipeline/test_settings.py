@@ -26,7 +26,7 @@ def test_sections_are_read_and_may_be_absent() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("max_staleness", -1, "0 (on-policy) or more"),
+        ("max_staleness", -1, "0 or more (0 is on-policy)"),
         ("max_staleness", 1.5, "whole number"),
         ("max_staleness", True, "whole number"),
         ("kv_on_update", "drop", "keep, recompute"),

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every name of ours that a user types: where it stands in the config, what may stand there, and what asks for us.
-
-Imports the standard library only: the guard of a plugin that failed to load reads this list, too. OmegaConf is imported
-where a composed config is at hand.
-"""
+"""What a composed config, or a command line, asks for by our names, rightly spelt or not."""
 
 from __future__ import annotations
 
@@ -11,70 +7,47 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from scalerl_verl.errors import ScaleRLConfigError
-
-ACTIVE_ENV = "SCALERL_VERL_ACTIVE"
-PLATFORM_ENV = "VERL_PLATFORM"
-
-ACTOR = "actor_rollout_ref.actor"
-ROLLOUT = "actor_rollout_ref.rollout"
-MODEL = "actor_rollout_ref.model"
-LOSS_SECTION = f"{ACTOR}.policy_loss"
-LOSS_MODE, CISPO = f"{LOSS_SECTION}.loss_mode", "scalerl_cispo"
-LOSS_AGG_MODE, PROMPT_MEAN = f"{ACTOR}.loss_agg_mode", "prompt-mean"
-ADV_ESTIMATOR, ESTIMATOR = "algorithm.adv_estimator", "scalerl"
-ALGORITHM_SECTION = "algorithm.scalerl"
-SAMPLER_SECTION = "data.sampler"
-SAMPLER_CLASS = "scalerl_verl.curriculum.NoPositiveResampling"
-CHECKPOINT_BACKEND, GLOO = f"{ROLLOUT}.checkpoint_engine.backend", "gloo"
-TRAINER_MODE, PIPELINE_RL, PPO_OFF_POLICY = "trainer.v1.trainer_mode", "pipeline_rl", "ppo_off_policy"
-AGENT_LOOP, INTERRUPTION_LOOP = f"{ROLLOUT}.agent.default_agent_loop", "forced_interruption"
-HEAD_BACKEND = f"{MODEL}.fused_kernel_options.impl_backend"
-FP32, SHARED_PASS = "fp32", "fp32_shared_pass"
-HF_OVERRIDES = f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides"
-HEAD_DTYPE, GENERATOR_DTYPE = f"{HF_OVERRIDES}.head_dtype", "float32"
-PRESET_GROUP = "scalerl"
-
-DEFAULT_EPS_MAX = 5.0
-"""Absolute cap of the importance ratio; the paper finds 4, 5 and 8 alike."""
-
-VALUES: dict[str, frozenset[str]] = {
-    LOSS_MODE: frozenset({CISPO}),
-    LOSS_AGG_MODE: frozenset({PROMPT_MEAN}),
-    ADV_ESTIMATOR: frozenset({ESTIMATOR}),
-    f"{SAMPLER_SECTION}.class_path": frozenset({SAMPLER_CLASS}),
-    CHECKPOINT_BACKEND: frozenset({GLOO}),
-    TRAINER_MODE: frozenset({PIPELINE_RL, PPO_OFF_POLICY}),
-    AGENT_LOOP: frozenset({INTERRUPTION_LOOP}),
-    HEAD_BACKEND: frozenset({FP32, SHARED_PASS}),
-    HEAD_DTYPE: frozenset({GENERATOR_DTYPE, "float"}),
-}
-"""Config path -> our values of it."""
-OWN_KEYS = (
-    "adv_norm",
-    "zero_variance",
-    "reward_shaping",
-    "interruption",
-    "truncation_alarm",
-    "pass_key",
-    "pass_threshold",
+from scalerl_verl.names import (
+    ACTIVE_ENV,
+    ADV_ESTIMATOR,
+    ALGORITHM_KEY,
+    ALGORITHM_SECTION,
+    BYPASS_MODE,
+    ESTIMATOR,
+    HEAD_DTYPE,
+    HF_OVERRIDES,
+    LOSS_AGG_MODE,
+    LOSS_MODE,
+    LOSS_SECTION,
+    PIPELINE_RL,
+    PLATFORM_ENV,
+    POLL_SECTION,
+    PPO_OFF_POLICY,
+    PRESET_GROUP,
+    TRAINER_MODE,
+    V1,
+    VALUES,
 )
+from scalerl_verl.names.keys import KEYS
+from scalerl_verl.names.reading import select
+
+OWN_KEYS = tuple(KEYS[ALGORITHM_SECTION])
 """Keys of ``algorithm.scalerl``."""
 FOR_ANY_ESTIMATOR = frozenset(OWN_KEYS) - {"adv_norm", "zero_variance"}
 """Those that do not need the estimator ``scalerl``."""
 LOSS_KEYS = ("eps_max", "token_mask", "sequence_trunc")
 """Beginnings of our keys of the loss."""
+_POLL_KEYS = ("poll_interval",)
 SECTIONS: dict[str, tuple[str, ...]] = {
     "": (PRESET_GROUP,),
-    "algorithm": ("scalerl", *OWN_KEYS),
+    "algorithm": (ALGORITHM_KEY, *OWN_KEYS),
     LOSS_SECTION: LOSS_KEYS,
-    "trainer.v1": (PIPELINE_RL, PPO_OFF_POLICY),
-    "trainer.v1.sampler": ("poll_interval",),
-    "trainer.v1.sampler.sampler_kwargs": ("poll_interval",),
+    V1: (PIPELINE_RL, PPO_OFF_POLICY),
+    f"{V1}.sampler": _POLL_KEYS,
+    POLL_SECTION: _POLL_KEYS,
 }
 """Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
 _ALIKE = 0.85
@@ -83,7 +56,6 @@ _PART = 6
 """Letters from which a part of a name (`pipeline`, `off_policy`) counts as one: lets verl's `cispo` pass."""
 PREFIXES = ("scalerl", "fp32", "fp-32", "float32", "float-32", "torch.float32")
 """Beginnings of values that verl has none of: where one of our names may stand, such a value was meant to be one."""
-Settings = TypeVar("Settings")
 
 
 def is_cpu_platform(environ: Mapping[str, str] = os.environ) -> bool:
@@ -91,26 +63,29 @@ def is_cpu_platform(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get(PLATFORM_ENV, "").strip().lower() == "cpu"
 
 
-def select(config: Any, path: str, default: Any = None) -> Any:
-    """``config.a.b.c`` of a DictConfig, or ``default`` if any part is missing, null or no section."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import ConfigTypeError
-
-    try:
-        value = OmegaConf.select(config, path, default=default)
-    except ConfigTypeError:  # a list where a section is meant
-        return default
-    return default if value is None else value
+def trainer_mode(config: Any) -> str:
+    """``trainer.v1.trainer_mode``, or verl's default."""
+    return str(select(config, TRAINER_MODE, "sync"))
 
 
-def select_list(config: Any, path: str) -> list[str]:
-    """Values of a key that takes one or a list of them, such as file names; empty if it is missing or null."""
-    from omegaconf import ListConfig
+def loss_mode(config: Any) -> str:
+    """The policy loss, or verl's default."""
+    return str(select(config, LOSS_MODE, "vanilla"))
 
-    value = select(config, path)
-    if value is None:
-        return []
-    return [str(item) for item in value] if isinstance(value, list | tuple | ListConfig) else [str(value)]
+
+def loss_agg_mode(config: Any) -> str:
+    """The aggregation of the policy loss, or verl's default."""
+    return str(select(config, LOSS_AGG_MODE, "token-mean"))
+
+
+def is_bypassed(config: Any) -> bool:
+    """Whether old log-probs are those that were recorded at sampling."""
+    return bool(select(config, BYPASS_MODE, False))
+
+
+def uses_estimator(config: Any) -> bool:
+    """Whether the advantages are ours."""
+    return bool(select(config, ADV_ESTIMATOR) == ESTIMATOR)
 
 
 def only_validates(config: Any) -> bool:
@@ -231,36 +206,3 @@ def _holds_section(value: str, path: str, section: str) -> bool:
         return False
     keys = re.findall(r"([\w.\-]+)['\"]?\s*:", value)
     return any(key.startswith(SECTIONS[section]) for key in keys)
-
-
-def unknown_keys(section: str, given: Iterable[Any], known: Collection[str]) -> list[str]:
-    """What to say of keys of a section that do not exist, a line each; the one that was probably meant is named."""
-    problems = []
-    for key in sorted(set(map(str, given)) - set(known)):
-        near = difflib.get_close_matches(key, known, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        problems.append(f"{section}.{key} does not exist: the keys are {', '.join(known)}{meant}")
-    return problems
-
-
-def read_section(cls: type[Settings], name: str, section: Mapping[str, Any] | None) -> Settings:
-    """Build a dataclass of settings from a config section (or its absence).
-
-    Args:
-        cls: the dataclass, whose fields are the keys.
-        name: the section's path, for messages.
-        section: its content.
-
-    Raises:
-        ScaleRLConfigError: an unknown key or value.
-    """
-    given = dict(section or {})
-    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    problems = unknown_keys(name, given, known)
-    try:
-        settings = cls(**{key: value for key, value in given.items() if key in known})
-    except ScaleRLConfigError as error:
-        problems += error.problems
-    if problems:
-        raise ScaleRLConfigError(problems)
-    return settings

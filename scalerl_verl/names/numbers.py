@@ -8,86 +8,38 @@ every other check can go on and all problems are shown at once.
 from __future__ import annotations
 
 import copy
-import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import ACTOR, HF_OVERRIDES, MODEL, ROLLOUT, VALUES
+from scalerl_verl.names import (
+    ACTOR,
+    BUCKET,
+    BYPASS_MODE,
+    CUSTOM_SAMPLER,
+    FILTER_GROUPS,
+    FSDP,
+    FUSED_KERNELS,
+    GROUP_SIZE,
+    HF_OVERRIDES,
+    HYBRID_ENGINE,
+    LOSS_SECTION,
+    MODEL,
+    POLL_SECTION,
+    RAY,
+    ROLLOUT,
+    V1,
+    VALUES,
+    VERL_BUCKET_MB,
+    VLLM,
+)
+from scalerl_verl.names.kinds import Number, real, shown, whole
 
 _ABSENT = object()
 
 
-@dataclass(frozen=True)
-class Number:
-    """What may stand at a key.
-
-    Args:
-        default: taken where the key is absent, or null where null is allowed.
-        least: smallest value.
-        whole: whether it has to be a whole number.
-        null: whether null may stand there.
-        most: greatest value.
-        automatic: whether -1 may stand there for a value that verl finds itself.
-    """
-
-    default: float | None
-    least: float = -math.inf
-    whole: bool = True
-    null: bool = False
-    most: float = math.inf
-    automatic: bool = False
-
-    @property
-    def stand_in(self) -> float | None:
-        """A value that every check can read."""
-        if self.default is not None or self.null:
-            return self.default
-        return self.least if math.isfinite(self.least) else 0
-
-    def describe(self) -> str:
-        kind = "a whole number" if self.whole else "a number"
-        limits = []
-        if math.isfinite(self.least):
-            limits.append(f"of {self.least:g} or more")
-        if math.isfinite(self.most):
-            limits.append(f"up to {self.most:g}")
-        others = (", or -1" if self.automatic else "") + (", or null" if self.null else "")
-        return " ".join([kind, *limits]) + others
-
-    def wrong(self, value: Any) -> str | None:
-        """What to change if ``value`` is not allowed; None if it is."""
-        if value is None:
-            return None if self.null else f"give {self.describe()}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            hint = "; write it without quotes" if _is_number(value) else ""
-            return f"give {self.describe()}{hint}"
-        if self.whole and not isinstance(value, int):
-            return f"write {int(value)}" if value == value // 1 else f"give {self.describe()}"
-        allowed = self.least <= value <= self.most or (self.automatic and value == -1)
-        return None if allowed else f"give {self.describe()}"
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(str(value))
-    except ValueError:
-        return False
-    return not isinstance(value, bool)
-
-
-def _whole(default: int | None = 1, least: int = 1, null: bool = False, most: float = math.inf) -> Number:
-    return Number(default, least, True, null, most)
-
-
-def _real(default: float | None, least: float = -math.inf, most: float = math.inf, null: bool = False) -> Number:
-    return Number(default, least, False, null, most)
-
-
-_COUNT, _COUNT_OR_NULL = _whole(), _whole(None, null=True)
-_FSDP, _VLLM = f"{ACTOR}.fsdp_config", f"{ROLLOUT}.engine_kwargs.vllm"
+_COUNT, _COUNT_OR_NULL = whole(), whole(None, null=True)
 NUMBERS: dict[str, Number] = {
     "data.train_batch_size": _COUNT,
     "data.gen_batch_size": _COUNT_OR_NULL,
@@ -98,85 +50,85 @@ NUMBERS: dict[str, Number] = {
     "trainer.n_gpus_per_node": _COUNT,
     "trainer.total_epochs": _COUNT,
     "trainer.total_training_steps": _COUNT_OR_NULL,
-    "trainer.test_freq": _whole(-1, -1),
-    "trainer.save_freq": _whole(-1, -1),
-    "trainer.v1.sync.parameter_sync_step": _COUNT,
-    "trainer.v1.colocate_async.parameter_sync_step": _COUNT,
-    "trainer.v1.colocate_async.num_warmup_batches": _whole(1, 0),
-    "trainer.v1.separate_async.parameter_sync_step": _COUNT,
-    "trainer.v1.separate_async.num_warmup_batches": _whole(1, 0),
+    "trainer.test_freq": whole(-1, -1),
+    "trainer.save_freq": whole(-1, -1),
+    f"{V1}.sync.parameter_sync_step": _COUNT,
+    f"{V1}.colocate_async.parameter_sync_step": _COUNT,
+    f"{V1}.colocate_async.num_warmup_batches": whole(1, 0),
+    f"{V1}.separate_async.parameter_sync_step": _COUNT,
+    f"{V1}.separate_async.num_warmup_batches": whole(1, 0),
     f"{ACTOR}.ppo_mini_batch_size": _COUNT,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": _COUNT_OR_NULL,
     f"{ACTOR}.ppo_max_token_len_per_gpu": _COUNT,
     f"{ACTOR}.ppo_epochs": _COUNT,
     f"{ACTOR}.ulysses_sequence_parallel_size": _COUNT,
-    f"{ACTOR}.entropy_coeff": _real(0),
-    f"{ACTOR}.kl_loss_coef": _real(0),
-    f"{ACTOR}.clip_ratio": _real(0.2, 0),
-    f"{ACTOR}.clip_ratio_low": _real(0.2, 0, null=True),
-    f"{ACTOR}.clip_ratio_high": _real(0.2, 0, null=True),
-    f"{ACTOR}.clip_ratio_c": _real(3.0, 0),
-    f"{ACTOR}.grad_clip": _real(1.0, 0),
-    f"{ACTOR}.optim.lr": _real(1e-6, 0),
-    f"{ACTOR}.optim.lr_warmup_steps": _whole(-1, -1),
-    f"{ACTOR}.optim.weight_decay": _real(0.01, 0),
-    f"{_FSDP}.fsdp_size": Number(-1, 1, automatic=True),
-    f"{_FSDP}.ulysses_sequence_parallel_size": _COUNT,
-    f"{MODEL}.lora_rank": _whole(0, 0),
-    f"{MODEL}.lora.rank": _whole(0, 0),
-    f"{ROLLOUT}.n": _COUNT,
+    f"{ACTOR}.entropy_coeff": real(0),
+    f"{ACTOR}.kl_loss_coef": real(0),
+    f"{ACTOR}.clip_ratio": real(0.2, 0),
+    f"{ACTOR}.clip_ratio_low": real(0.2, 0, null=True),
+    f"{ACTOR}.clip_ratio_high": real(0.2, 0, null=True),
+    f"{ACTOR}.clip_ratio_c": real(3.0, 0),
+    f"{ACTOR}.grad_clip": real(1.0, 0),
+    f"{ACTOR}.optim.lr": real(1e-6, 0),
+    f"{ACTOR}.optim.lr_warmup_steps": whole(-1, -1),
+    f"{ACTOR}.optim.weight_decay": real(0.01, 0),
+    f"{FSDP}.fsdp_size": Number(-1, 1, automatic=True),
+    f"{FSDP}.ulysses_sequence_parallel_size": _COUNT,
+    f"{MODEL}.lora_rank": whole(0, 0),
+    f"{MODEL}.lora.rank": whole(0, 0),
+    GROUP_SIZE: _COUNT,
     f"{ROLLOUT}.val_kwargs.n": _COUNT,
     f"{ROLLOUT}.prompt_length": _COUNT,
     f"{ROLLOUT}.response_length": _COUNT,
     f"{ROLLOUT}.max_model_len": _COUNT_OR_NULL,
     f"{ROLLOUT}.max_num_seqs": _COUNT,
     f"{ROLLOUT}.max_num_batched_tokens": _COUNT,
-    f"{ROLLOUT}.nnodes": _whole(0, 0),
-    f"{ROLLOUT}.n_gpus_per_node": _whole(0, 0),
+    f"{ROLLOUT}.nnodes": whole(0, 0),
+    f"{ROLLOUT}.n_gpus_per_node": whole(0, 0),
     f"{ROLLOUT}.tensor_model_parallel_size": _COUNT,
     f"{ROLLOUT}.data_parallel_size": _COUNT,
     f"{ROLLOUT}.pipeline_model_parallel_size": _COUNT,
     f"{ROLLOUT}.expert_parallel_size": _COUNT,
-    f"{ROLLOUT}.gpu_memory_utilization": _real(0.5, 0, 1),
-    f"{ROLLOUT}.temperature": _real(1.0, 0),
-    f"{ROLLOUT}.top_p": _real(1.0, 0, 1),
-    f"{ROLLOUT}.top_k": _whole(-1, -1),
+    f"{ROLLOUT}.gpu_memory_utilization": real(0.5, 0, most=1),
+    f"{ROLLOUT}.temperature": real(1.0, 0),
+    f"{ROLLOUT}.top_p": real(1.0, 0, most=1),
+    f"{ROLLOUT}.top_k": whole(-1, -1),
     f"{ROLLOUT}.agent.num_workers": _COUNT,
-    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": _COUNT,
-    f"{_VLLM}.max_model_len": _COUNT_OR_NULL,
-    f"{_VLLM}.max_num_seqs": _COUNT_OR_NULL,
-    f"{_VLLM}.tensor_parallel_size": _COUNT_OR_NULL,
-    f"{_VLLM}.data_parallel_size": _COUNT_OR_NULL,
-    f"{_VLLM}.pipeline_parallel_size": _COUNT_OR_NULL,
-    f"{_VLLM}.gpu_memory_utilization": _real(None, 0, 1, null=True),
-    f"{_VLLM}.block_size": _COUNT_OR_NULL,
-    "ray_kwargs.ray_init.num_gpus": _whole(None, 0, null=True),
-    "ray_kwargs.ray_init.num_cpus": _whole(None, 0, null=True),
-    "ray_kwargs.ray_init.object_store_memory": _COUNT_OR_NULL,
-    "ray_kwargs.ray_init.dashboard_port": _whole(None, 0, True, 65535),
-    "transfer_queue.metrics.port": _whole(None, 0, True, 65535),
+    BUCKET: whole(VERL_BUCKET_MB),
+    f"{VLLM}.max_model_len": _COUNT_OR_NULL,
+    f"{VLLM}.max_num_seqs": _COUNT_OR_NULL,
+    f"{VLLM}.tensor_parallel_size": _COUNT_OR_NULL,
+    f"{VLLM}.data_parallel_size": _COUNT_OR_NULL,
+    f"{VLLM}.pipeline_parallel_size": _COUNT_OR_NULL,
+    f"{VLLM}.gpu_memory_utilization": real(None, 0, most=1, null=True),
+    f"{VLLM}.block_size": _COUNT_OR_NULL,
+    f"{RAY}.num_gpus": whole(None, 0, null=True),
+    f"{RAY}.num_cpus": whole(None, 0, null=True),
+    f"{RAY}.object_store_memory": _COUNT_OR_NULL,
+    f"{RAY}.dashboard_port": whole(None, 0, null=True, most=65535),
+    "transfer_queue.metrics.port": whole(None, 0, null=True, most=65535),
 }
 """Keys whose numbers we read, of verl's; those of our own sections are checked with their sections."""
 SWITCHES = (
     "trainer.use_v1",
     "trainer.val_before_train",
-    "actor_rollout_ref.hybrid_engine",
+    HYBRID_ENGINE,
     f"{ACTOR}.use_dynamic_bsz",
     f"{ACTOR}.use_kl_loss",
-    f"{_FSDP}.param_offload",
-    f"{_FSDP}.optimizer_offload",
-    f"{_FSDP}.offload_policy",
-    f"{_FSDP}.reshard_after_forward",
+    f"{FSDP}.param_offload",
+    f"{FSDP}.optimizer_offload",
+    f"{FSDP}.offload_policy",
+    f"{FSDP}.reshard_after_forward",
     f"{MODEL}.use_remove_padding",
-    f"{MODEL}.use_fused_kernels",
+    FUSED_KERNELS,
     f"{MODEL}.enable_gradient_checkpointing",
     f"{ROLLOUT}.calculate_log_probs",
     f"{ROLLOUT}.enforce_eager",
     f"{ROLLOUT}.free_cache_engine",
     f"{ROLLOUT}.multi_turn.enable",
     "algorithm.use_kl_in_reward",
-    "algorithm.filter_groups.enable",
-    "algorithm.rollout_correction.bypass_mode",
+    FILTER_GROUPS,
+    BYPASS_MODE,
     "critic.enable",
     "distillation.enabled",
     "reward.reward_model.enable",
@@ -186,7 +138,7 @@ _UNDECIDED = "critic.enable"
 """The one of them where null has a meaning of its own."""
 _NEEDED_SECTIONS = (
     "trainer",
-    "trainer.v1",
+    V1,
     "data",
     "algorithm",
     "critic",
@@ -195,8 +147,8 @@ _NEEDED_SECTIONS = (
     "actor_rollout_ref",
     ACTOR,
     f"{ACTOR}.optim",
-    f"{ACTOR}.policy_loss",
-    _FSDP,
+    LOSS_SECTION,
+    FSDP,
     MODEL,
     ROLLOUT,
     f"{ROLLOUT}.agent",
@@ -215,8 +167,8 @@ _MORE_SECTIONS = (
     "reward.custom_reward_function",
     "reward.reward_manager",
     "skip.rollout_tq",
-    "trainer.v1.sampler.custom_sampler",
-    "trainer.v1.sampler.sampler_kwargs",
+    CUSTOM_SAMPLER,
+    POLL_SECTION,
 )
 """Sections that the start-up checks look into, beside those above the keys of these tables."""
 
@@ -232,7 +184,7 @@ def number(config: Any, path: str) -> Any:
         return rule.default
     change = rule.wrong(value)
     if change is not None:
-        raise ScaleRLConfigError([f"{path}={_shown(value)}: {change}"])
+        raise ScaleRLConfigError([f"{path}={shown(value)}: {change}"])
     return value
 
 
@@ -284,7 +236,7 @@ def _no_sections(config: Any) -> Iterator[tuple[str, str]]:
         if value is None and path in _NEEDED_SECTIONS:
             yield path, f"{path}=null: it is a section, set the keys below it or leave it out"
         elif value is not _ABSENT and value is not None and not text and not isinstance(value, DictConfig):
-            yield path, f"{path}={_shown(value)}: it is a section, set the keys below it"
+            yield path, f"{path}={shown(value)}: it is a section, set the keys below it"
 
 
 def _wrong(config: Any) -> Iterator[tuple[str, str]]:
@@ -293,16 +245,12 @@ def _wrong(config: Any) -> Iterator[tuple[str, str]]:
         change = None if value is _ABSENT else rule.wrong(value)
         # One that refers to another key is wrong there.
         if change is not None and not _refers(config, path):
-            yield path, f"{path}={_shown(value)}: {change}"
+            yield path, f"{path}={shown(value)}: {change}"
     for path in SWITCHES:
         value = _read(config, path)
         allowed = value is _ABSENT or isinstance(value, bool) or (value is None and path == _UNDECIDED)
         if not allowed and not _refers(config, path):
-            yield path, f"{path}={_shown(value)}: give True or False"
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else repr(value) if isinstance(value, str) else str(value)
+            yield path, f"{path}={shown(value)}: give True or False"
 
 
 def _read(config: Any, path: str) -> Any:
