@@ -30,7 +30,6 @@ from scalerl_verl.curriculum import (
     NoPositiveResampling,
     ResamplingRules,
 )
-from scalerl_verl.curriculum import verl as curriculum
 from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.curriculum.prompt_ids import COLUMN, label_dataset, prompt_id
 from scalerl_verl.curriculum.settings import find_problems, read_rules
