@@ -49,6 +49,11 @@ class Size:
     slots: int
     regimes: tuple[Regime, Regime]
 
+    @property
+    def kv_bytes(self) -> int:
+        """Of a KV cache in which every slot has 2,048 tokens, in bf16: twice the mean response."""
+        return self.slots * 2048 * self.layers * 2 * 2 * max(2, self.hidden // 128) * 64
+
 
 _ON_GPUS = (Regime("generation-bound", 48, 1000, 3072), Regime("trainer-bound", 960, 64, 256))
 SIZES = {

@@ -41,7 +41,6 @@ GPU = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     # lanes share devices: a fixed KV cache, and no look at what others allocate
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
-    "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=14000000000",
     "actor_rollout_ref.rollout.agent.num_workers=2",
     "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,8,16,32,64,96,128]",
     "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}",
@@ -127,6 +126,11 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
     return [
         f"+scalerl=[{','.join(presets)}]",
         *(GPU if plan.gpus else ()),
+        *(
+            [f"+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes={size.kv_bytes}"]
+            if plan.gpus
+            else []
+        ),
         f"data.train_files={assets}/train.parquet",
         f"data.val_files={assets}/val.parquet",
         f"data.train_batch_size={size.prompts}",
