@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,11 +163,18 @@ def _install_hold(module: ModuleType) -> None:
     module.PPOTrainer.step = held_step
 
 
+def _install_uids(module: ModuleType) -> None:
+    """Groups are trained in the order of their ids."""
+    numbers = itertools.count()
+    module.uuid = SimpleNamespace(uuid4=lambda: uuid.UUID(int=next(numbers)))
+
+
 for _variable, _install in {
     "PROBE_TOGGLES": _install_replay,
     "PROBE_PROMPTS": _install_prompt_log,
     "PROBE_GATE_STEP": _install_gate,
     "PROBE_HOLD_STEP": _install_hold,
+    "PROBE_SEED": _install_uids,
 }.items():
     if os.environ.get(_variable):
         after_import("verl.trainer.ppo.v1.trainer_base", _install)

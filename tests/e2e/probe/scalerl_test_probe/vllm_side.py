@@ -1,6 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM side: nothing to do beyond being loaded."""
+"""vLLM side: every request samples by a seed of its own, where the environment asks for it."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import zlib
+from typing import Any
 
 
 def register() -> None:
-    """Called by vLLM in every process."""
+    """Called by vLLM in every process, possibly more than once."""
+    if not os.environ.get("PROBE_SEED"):
+        return
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    generate = AsyncLLM.generate
+    if hasattr(generate, "__wrapped__"):
+        return
+    asked: collections.Counter[tuple[int, ...]] = collections.Counter()
+
+    @functools.wraps(generate)
+    def seeded(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens = tuple(prompt["prompt_token_ids"])
+        sampling_params.seed = zlib.crc32(repr((tokens, asked[tokens])).encode())
+        asked[tokens] += 1
+        return generate(self, prompt, sampling_params, *args, **kwargs)
+
+    AsyncLLM.generate = seeded
