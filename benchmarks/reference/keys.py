@@ -197,14 +197,17 @@ def symbols_table() -> str:
 
 
 def symbols_summary() -> str:
-    """How many symbols are touched, and when."""
+    """How many symbols are touched, and when; those that only a subclass of ours overrides are not."""
     lines = []
     meaning = {
         "always": "in every process; passes everything of others through",
         "named": "only in runs that use one of our names",
         "cpu": "only with `VERL_PLATFORM=cpu`",
     }
+    changed = [(s.when, s.distribution) for s in SYMBOLS if s.kind != "override"]
+    overridden = [s.distribution for s in SYMBOLS if s.kind == "override"]
     for when, text in meaning.items():
-        counts = [sum(s.when == when and s.distribution == name for s in SYMBOLS) for name in ("verl", "vllm")]
-        lines.append((f"`{when}`", *counts, text))
+        lines.append((f"`{when}`", changed.count((when, "verl")), changed.count((when, "vllm")), text))
+    text = "not patched: a class of ours, in a registry or a config of such a run, stands on it"
+    lines.append(("overridden", overridden.count("verl"), overridden.count("vllm"), text))
     return table(("when", "verl", "vLLM", "what that means"), lines)

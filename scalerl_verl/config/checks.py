@@ -21,6 +21,8 @@ from scalerl_verl.interruption import settings as interruption_settings
 from scalerl_verl.loss.terms import UNWEIGHTED, active_terms
 from scalerl_verl.names import (
     ACTOR,
+    ACTOR_CLASS,
+    ACTOR_CLASSES,
     ADV_ESTIMATOR,
     ADV_NORM,
     ALGORITHM_KEY,
@@ -258,6 +260,13 @@ def _prompt_mean(config: DictConfig) -> Iterator[str]:
         yield (
             f"{LOSS_AGG_MODE}={PROMPT_MEAN} would be ignored by policy_loss.loss_mode={loss}, which hard-codes "
             "its own aggregation: choose another loss, or loss_agg_mode=seq-mean-token-mean"
+        )
+    given, own = str(select(config, ACTOR_CLASS, "")), [f"verl.workers.config.{name}" for name in ACTOR_CLASSES]
+    # A config that is checked again has our class already.
+    if given.rpartition(".")[2].removeprefix("ScaleRL") not in ACTOR_CLASSES:
+        yield (
+            f"{ACTOR_CLASS}={given} with loss_agg_mode=prompt-mean: a class that is not verl's refuses the mode; set "
+            f"{ACTOR_CLASS} to one of {', '.join(own)}"
         )
     dropping = f" with {ZERO_VARIANCE}=keep" if _drops_prompts(config) else ""
     other = "another loss_agg_mode" + dropping

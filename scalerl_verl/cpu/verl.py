@@ -11,6 +11,8 @@ from typing import Any
 from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
 
 _VERSIONS = VERL_VERSIONS
+_Engine: Any = object
+"""What a mixin of verl's engines stands on is known only when verl is there."""
 
 
 def _build_process_group(original: Any, module: ModuleType) -> Any:
@@ -21,31 +23,21 @@ def _build_process_group(original: Any, module: ModuleType) -> Any:
     return initialize_global_process_group_ray
 
 
-def _register_engines(original: Any, module: ModuleType) -> Any:
-    register = module.EngineRegistry.register
-    for model_type, engine in (
-        ("language_model", module.FSDPEngineWithLMHead),
-        ("value_model", module.FSDPEngineWithValueHead),
-    ):
-        register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(_without_pinned_memory(engine))
-    return original
-
-
-def _without_pinned_memory(engine: Any) -> Any:
-    """The engine, whose weights are never moved to pinned host memory: there is none without a GPU.
+class HostMemoryEngine(_Engine):
+    """Any FSDP engine of verl whose weights are never moved to pinned host memory: there is none without a GPU.
 
     verl does that with the weights of a reference policy, which only runs forward; on a CPU they are in host memory.
     """
 
-    def _build_fsdp_module(self: Any, module: Any) -> Any:
+    engine_config: Any
+
+    def _build_fsdp_module(self, module: Any) -> Any:
         config = self.engine_config
         self.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
         try:
-            return engine._build_fsdp_module(self, module)
+            return super()._build_fsdp_module(module)
         finally:
             self.engine_config = config
-
-    return type(engine.__name__, (engine,), {"_build_fsdp_module": _build_fsdp_module})
 
 
 SPECS = (
@@ -61,19 +53,5 @@ SPECS = (
         sources=("e9ec517a0089c3c5e6917f28bdd2f55bf493b452aa70fd85c7c17bd12a3e485f",),
         when="cpu",
         removal="verl leaves the device part out when the device is the CPU",
-    ),
-    PatchSpec(
-        name="verl.cpu.engines",
-        module="verl.workers.engine.fsdp.transformer_impl",
-        target="EngineRegistry",
-        build=_register_engines,
-        kind="register",
-        why="The FSDP engines are registered for cuda and npu only; they run on the CPU (FSDP2) without pinned memory.",
-        distribution="verl",
-        versions=_VERSIONS,
-        sources=(),
-        when="cpu",
-        removal="verl registers its FSDP engines for device cpu",
-        late_ok=True,
     ),
 )

@@ -92,8 +92,8 @@ def _require_head(module: Any, backend: str) -> HeadState:
             raise HeadError(f"impl_backend={backend}: the {name} was replaced by {type(part).__name__} after the head")
     if state is None or "forward" not in vars(layer) or "forward" not in vars(model):
         raise HeadError(
-            f"impl_backend={backend} has no effect on {type(model).__name__}: verl left out its step that puts heads "
-            "on models of this type; set impl_backend=torch, or choose another model"
+            f"impl_backend={backend} has no effect on {type(model).__name__}: something took the head off again before "
+            "the model was sharded; leave that out, or set impl_backend=torch"
         )
     return state
 

@@ -10,9 +10,6 @@ Shape legend: B rows.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,6 @@ from numpy.typing import NDArray
 
 FIELD = "scalerl_row_weights"
 """Column of the batch: the row's weight at each token of its response, as verl lays out advantages."""
-_current: contextvars.ContextVar[torch.Tensor | None] = contextvars.ContextVar("scalerl_row_weights", default=None)
 
 
 def write_weights(batch: Any, weights_B: NDArray[np.float64]) -> Any:
@@ -47,20 +43,9 @@ def write_weights(batch: Any, weights_B: NDArray[np.float64]) -> Any:
     return written
 
 
-@contextlib.contextmanager
-def weights_of(micro_batch: Any) -> Iterator[None]:
-    """Inside, `current_weights` are those of this micro-batch, if it has any."""
-    weights_B = None
-    if FIELD in micro_batch:
-        column = micro_batch[FIELD]
-        weights_B = column.values()[column.offsets()[:-1]]
-    token = _current.set(weights_B)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def current_weights() -> torch.Tensor | None:
-    """Weight of each row of the micro-batch under way, [B]; None if its terms have none."""
-    return _current.get()
+def read_weights(micro_batch: Any) -> torch.Tensor | None:
+    """Weight of each row of a micro-batch in the trainer's workers, [B]; None if its terms have none."""
+    if FIELD not in micro_batch:
+        return None
+    column = micro_batch[FIELD]
+    return column.values()[column.offsets()[:-1]]

@@ -27,6 +27,9 @@ V1 = "trainer.v1"
 RAY = "ray_kwargs.ray_init"
 """Sections of verl's that hold many of its keys."""
 
+ACTOR_CLASS = f"{ACTOR}._target_"
+ACTOR_CLASSES = ("FSDPActorConfig", "McoreActorConfig", "VeOmniActorConfig", "TorchTitanActorConfig")
+"""verl's own, of which we have one each that takes our aggregation mode."""
 LOSS_SECTION = f"{ACTOR}.policy_loss"
 LOSS_MODE, CISPO = f"{LOSS_SECTION}.loss_mode", "scalerl_cispo"
 EPS_MAX, TOKEN_MASK_RANGE = f"{LOSS_SECTION}.eps_max", f"{LOSS_SECTION}.token_mask_range"

@@ -14,9 +14,11 @@ from scalerl_verl.advantage import Sessions, rounding_error, session_advantages
 from scalerl_verl.advantage.rows import count_tokens, spread_rows, sum_magnitudes, sum_rows
 from scalerl_verl.advantage.step import current_step
 from scalerl_verl.config.settings import AlgorithmSettings
+from scalerl_verl.errors import PatchError
 from scalerl_verl.head.vllm_probe import HEAD_FACT
 from scalerl_verl.loss import aggregate_loss, cispo_metrics, cispo_token_loss, mismatch_metrics, token_means
 from scalerl_verl.loss.settings import PolicyLossSettings
+from scalerl_verl.names import PROMPT_MEAN
 from scalerl_verl.upstream import status
 from scalerl_verl.upstream.registry import require_active, require_checked_run
 
@@ -54,7 +56,8 @@ def policy_loss(
         log_prob: log-probs under the policy being trained, [B, T], with gradient.
         advantages: [B, T]; for ``prompt-mean`` they carry the row weights.
         response_mask: [B, T] bool.
-        loss_agg_mode: aggregation mode.
+        loss_agg_mode: aggregation mode, one of verl's: the actor's loss of our engines puts one in the place of
+            ``prompt-mean``.
         config: verl's ActorConfig.
         rollout_is_weights: refused: they would correct the same mismatch a second time.
 
@@ -64,7 +67,7 @@ def policy_loss(
     Raises:
         ValueError: ``rollout_is_weights`` is given.
         PatchError: the start-up check has not passed in this run (another entry point than main_ppo), or the mode is
-            ``prompt-mean`` and this process is not patched for it.
+            ``prompt-mean``: the engine of this process is not ours.
     """
     require_checked_run(f"loss_mode={LOSS_NAME}")
     if rollout_is_weights is not None:
@@ -72,8 +75,12 @@ def policy_loss(
             f"loss_mode={LOSS_NAME} already truncates the ratio to the sampling-time log-probs: set "
             "algorithm.rollout_correction.rollout_is=null"
         )
-    if loss_agg_mode == "prompt-mean":
-        require_active("verl.prompt_mean.worker_statistics")
+    if loss_agg_mode == PROMPT_MEAN:
+        raise PatchError(
+            f"loss_agg_mode={PROMPT_MEAN} reached a policy loss by itself: an engine of scalerl_verl (see 'scalerl "
+            "doctor') takes it for one of verl's modes over weighted rows. Launch through python -m "
+            "verl.trainer.main_ppo."
+        )
     options = dataclasses.asdict(PolicyLossSettings.from_config(config.policy_loss))
     loss_BT = cispo_token_loss(log_prob, old_log_prob, advantages, response_mask, **options)
     loss = aggregate_loss(loss_BT, response_mask, loss_agg_mode, **config.global_batch_info)

@@ -53,8 +53,10 @@ def _build_log_prob(original: Any, module: ModuleType) -> Any:
     @functools.wraps(original)
     def _compute_old_log_prob(self: Any, batch: Any, metrics: dict) -> Any:
         from scalerl_verl.head.verl_first_batch import probe_first_batch
+        from scalerl_verl.loss.verl_config import statistics_mode
 
-        batch = original(self, batch, metrics)
+        with statistics_mode(self.config):
+            batch = original(self, batch, metrics)
         probe_first_batch(self, batch, metrics)
         return batch
 
@@ -111,7 +113,8 @@ SPECS = (
         target="PPOTrainer._compute_old_log_prob",
         build=_build_log_prob,
         kind="wrap",
-        why="With bypass_mode nobody computes the trainer's log-probs of a batch before the update moves the weights.",
+        why="With bypass_mode nobody computes the trainer's log-probs of a batch before the update moves the weights. "
+        "Without it, the entropy metric is aggregated in the actor's mode, of which verl does not know prompt-mean.",
         distribution="verl",
         versions=_VERSIONS,
         sources=("9dc843b0b42230f347fc6c18fa027506ffde3ade183fbf4f058ae9c0b473719c",),

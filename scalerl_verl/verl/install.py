@@ -55,6 +55,14 @@ def _register_agent_loop(_: ModuleType) -> None:
     import scalerl_verl.interruption.verl  # noqa: F401
 
 
+def _register_engines(engines: ModuleType) -> None:
+    # They have our loss and head: verl takes them in a run of ours only.
+    if is_active():
+        from scalerl_verl.verl import engine
+
+        engine.register(engines)
+
+
 def _register_trainers(_: ModuleType) -> None:
     # They subclass a good part of verl: a run that does not ask for them shall not depend on their import.
     if is_active():
@@ -71,6 +79,7 @@ _NAMES_OF_OURS: dict[str, ModuleCallback] = {
     "verl.trainer.ppo.core_algos": _register_algorithms,
     "verl.checkpoint_engine.base": _register_checkpoint_engine,
     "verl.experimental.agent_loop": _register_agent_loop,
+    "verl.workers.engine": _register_engines,
     "verl.trainer.ppo.v1": _register_trainers,
     "hydra.core.plugins": _register_search_path,
 }

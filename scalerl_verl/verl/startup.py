@@ -14,15 +14,15 @@ from scalerl_verl.config import checks as config_checks
 from scalerl_verl.config import machine_checks, preset_report
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
-from scalerl_verl.names import select
+from scalerl_verl.names import ACTOR_CLASS, LOSS_AGG_MODE, LOSS_MODE, LOSS_SECTION, PROMPT_MEAN, select
 from scalerl_verl.names.asking import asked_names
 from scalerl_verl.upstream import registry, status
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
 from scalerl_verl.upstream.source_check import check_sources
 from scalerl_verl.verl.patches import SYMBOLS
 
-_POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
-_OUR_POLICY_LOSS_CONFIG = "scalerl_verl.loss.verl_config.ScaleRLPolicyLossConfig"
+_OUR_CONFIGS = "scalerl_verl.loss.verl_config"
+_CRITIC_MODE = "critic.loss_agg_mode"
 
 
 class RefusedRunError(ScaleRLConfigError, CompactHydraException):
@@ -65,6 +65,7 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     set_active()
     registry.activate()
     _select_policy_loss_config(config)
+    _select_actor_config(config)
     curriculum_settings.complete(config)
     _forward_environment(config)
     status.record()
@@ -85,10 +86,23 @@ def _ray_problems() -> list[str]:
 
 def _select_policy_loss_config(config: DictConfig) -> None:
     """verl instantiates the section by its ``_target_``, whose class refuses keys it does not know."""
-    if not str(select(config, f"{_POLICY_LOSS}.loss_mode", "")).startswith("scalerl"):
+    if not str(select(config, LOSS_MODE, "")).startswith("scalerl"):
         return
     with open_dict(config):
-        OmegaConf.update(config, f"{_POLICY_LOSS}._target_", _OUR_POLICY_LOSS_CONFIG, force_add=True)
+        OmegaConf.update(config, f"{LOSS_SECTION}._target_", f"{_OUR_CONFIGS}.ScaleRLPolicyLossConfig", force_add=True)
+
+
+def _select_actor_config(config: DictConfig) -> None:
+    """verl's classes refuse an aggregation mode that they do not know; the critic's follows the actor's by default."""
+    if select(config, LOSS_AGG_MODE) != PROMPT_MEAN:
+        return
+    # A config that is checked again has our class already.
+    actor = str(select(config, ACTOR_CLASS)).rpartition(".")[2].removeprefix("ScaleRL")
+    with open_dict(config):
+        OmegaConf.update(config, ACTOR_CLASS, f"{_OUR_CONFIGS}.ScaleRL{actor}")
+        if select(config, _CRITIC_MODE) == PROMPT_MEAN:
+            # Values carry no prompt weight.
+            OmegaConf.update(config, _CRITIC_MODE, "token-mean")
 
 
 def _forward_environment(config: DictConfig) -> None:

@@ -87,30 +87,6 @@ def _build_update(original: Any, module: ModuleType) -> Any:
     return _update_actor
 
 
-def _build_metrics(original: Any, module: ModuleType) -> Any:
-    from scalerl_verl.loss.term_weights import weights_of
-    from scalerl_verl.loss.unmasked import select_unmasked
-    from scalerl_verl.verl.algorithms import measure_mismatch, metric_aggregations
-
-    aggregations = metric_aggregations()
-
-    @functools.wraps(original)
-    def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-        model_output, data = select_unmasked(model_output, data)
-        with weights_of(data):
-            loss, metrics = original(config, model_output, data, dp_group)
-        measured = measure_mismatch(config, model_output, data, metrics)
-        metrics.update(module.Metric.from_dict(measured, aggregation=module.AggregationType.MEAN))
-        for name, how in aggregations.items():
-            if name in metrics:
-                values = metrics[name].values
-                metrics[name] = module.Metric(aggregation=how)
-                metrics[name].extend(values)
-        return loss, metrics
-
-    return ppo_loss
-
-
 SPECS = (
     PatchSpec(
         name="verl.training_step.context",
@@ -169,20 +145,5 @@ SPECS = (
         when="named",
         removal="verl skips the actor update when no sequence trains",
         late_ok=True,
-    ),
-    PatchSpec(
-        name="verl.training_step.metric_aggregation",
-        module="verl.workers.utils.losses",
-        target="ppo_loss",
-        build=_build_metrics,
-        kind="wrap",
-        why="ppo_loss declares every metric of a policy loss a mean: a maximum over micro-batches would be averaged, "
-        "and a metric that comes with its own aggregation is refused. With an FP32 head the mismatch is added to the "
-        "metrics of any other loss, too. And verl's losses multiply by the mask, which NaN at a masked token outlives.",
-        distribution="verl",
-        versions=_VERSIONS,
-        sources=("d7a7f4ab82c8a092467633bb9951c45697f58f3abf4c47137a8bb80ee159bfa7",),
-        when="named",
-        removal="verl keeps the aggregation that a policy loss declares",
     ),
 )

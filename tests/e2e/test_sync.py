@@ -55,7 +55,7 @@ def test_plugin_is_seen_in_every_kind_of_process(first: VerlRun) -> None:
     telltale = {
         "driver": "verl.startup_check",
         "trainer loop": "verl.training_step.context",
-        "trainer worker": "verl.cpu.engines",
+        "trainer worker": "verl.engine.token_loss",
         "server": "verl.weight_sync.sender",
     }
     applied = [

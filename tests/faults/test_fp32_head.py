@@ -69,7 +69,7 @@ def test_fault_fp32_on_one_side_only(side: dict[str, Any]) -> None:
 
 
 def test_fault_flag_that_silently_has_no_effect(found: dict[str, Any]) -> None:
-    assert "impl_backend=fp32 has no effect on Qwen3ForCausalLM" in found["skipped by verl"]
+    assert "impl_backend=fp32 has no effect on Qwen3ForCausalLM" in found["taken off"]
     assert "called its output layer 0 times in one forward, 1 is expected" in found["undone"]
 
 

@@ -156,14 +156,14 @@ def test_probe_of_a_sound_process_is_no_problem() -> None:
 def test_probe_s_findings_are_named() -> None:
     found = answer(loaded_by=[], import_errors={"verl.utils.config": "ImportError: x"})
     found["patches"]["verl.startup_check"] = {"status": "refused", "detail": "another version", "late": False}
-    found["patches"]["verl.prompt_mean.policy"]["late"] = True
+    found["patches"]["verl.training_step.weights"]["late"] = True
     report = Report()
     doctor._judge(report, "driver", found, use_cpu=True)
     assert report.problems == [
         "driver: the plugin was not loaded",
         "driver: verl.utils.config cannot be imported: ImportError: x",
         "driver: patch verl.startup_check is refused another version",
-        "driver: patch verl.prompt_mean.policy came too late, its module had been imported before",
+        "driver: patch verl.training_step.weights came too late, its module had been imported before",
     ]
 
 

@@ -14,13 +14,12 @@ from scalerl_verl.upstream.spec import PatchSpec, installed_version, keep_origin
 from scalerl_verl.verl.patches import SYMBOLS
 
 WITHOUT_SOURCE = {
-    "verl.prompt_mean.worker_statistics": "the agg_loss of verl.prompt_mean.policy, bound in a second module",
-    "verl.prompt_mean.trainer_statistics": "the agg_loss of verl.prompt_mean.policy, bound in a third module",
     "verl.separate_async.logger_flush": "a logger",
-    "verl.cpu.engines": "a registry that is only added to",
     "vllm.engine.begin_version": "a class that gets one more method; what that reads is tested on vLLM's own requests",
 }
 """The only entries that may list no source hash, and why."""
+MAX_CHANGED = 32
+"""Symbols of verl and vLLM that are not what they were once our patches are applied."""
 
 READ_ORIGINALS = """
 import importlib, json
@@ -80,6 +79,11 @@ def test_entry_says_why_it_exists_and_when_it_goes(spec: PatchSpec) -> None:
     assert spec.module.split(".")[0] == spec.distribution == spec.name.split(".")[0]
 
 
+def test_few_symbols_are_changed_upstream() -> None:
+    """A subclass in one of verl's registries is worth more than a patch. Lower the number with each that goes."""
+    assert len([spec for spec in SYMBOLS if spec.kind != "override"]) <= MAX_CHANGED
+
+
 def test_override_changes_nothing_upstream(spec: PatchSpec) -> None:
     assert (spec.kind == "override") == (spec.build is keep_original)
 
@@ -104,11 +108,8 @@ def test_source_is_the_one_the_patch_was_written_for(spec: PatchSpec, originals:
 
 def test_targets_without_a_source_are_what_they_are_said_to_be(originals: dict[str, dict[str, str]]) -> None:
     by_name = {spec.name: spec for spec in SYMBOLS}
-    aggregation = by_name["verl.prompt_mean.policy"].sources
     for name, reason in WITHOUT_SOURCE.items():
-        if "agg_loss" in reason:
-            assert originals[name]["hash"] in aggregation
-        elif "logger" in reason:
+        if "logger" in reason:
             assert originals[name] == {"type": "Logger"}
         else:
             assert by_name[name].kind == "register"

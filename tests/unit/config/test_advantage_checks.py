@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import verl.workers.config
+from hydra.utils import get_class
 from omegaconf import open_dict
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import FSDPActorConfig
@@ -17,7 +19,7 @@ from scalerl_verl.config.checks import find_problems
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.verl import startup
-from tests.unit.composed import ACTOR, CORRECTION, ROLLOUT, Refusal, changed, check_refusal
+from tests.unit.composed import ACTOR, CORRECTION, ROLLOUT, Refusal, changed, check_refusal, compose_config
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -216,6 +218,28 @@ def _loss_of_verl(name: str, scale: float, mode: str) -> float:
     torch.manual_seed(0)
     loss, _ = POLICY_LOSS_REGISTRY[name](old_log_prob, log_prob, advantages * scale, mask, mode, config)
     return float(loss)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron", "veomni", "torchtitan"])
+def test_prompt_average_gets_a_config_class_for_each_of_verl_s_engines(
+    monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Once more for a config that was prepared already."""
+    monkeypatch.setenv(ACTIVE_ENV, "1")
+    group = {"fsdp": "dp", "fsdp2": "dp"}.get(strategy, strategy)
+    config = compose_config(f"model_engine={group}", "+scalerl=prompt_mean")
+    assert find_problems(config) == []
+    given = config.actor_rollout_ref.actor._target_.rpartition(".")[2]
+    for _ in range(2):
+        startup._select_actor_config(config)
+        assert find_problems(config) == []
+    kind = get_class(config.actor_rollout_ref.actor._target_)
+    assert kind.__name__ == f"ScaleRL{given}" and issubclass(kind, getattr(verl.workers.config, given))
+
+
+def test_prompt_average_with_somebody_else_s_class_of_the_actor_is_refused() -> None:
+    (problem,) = find_problems(changed("prompt_mean", {f"{ACTOR}._target_": "mine.ActorConfig"}))
+    assert f"{ACTOR}._target_=mine.ActorConfig" in problem and "verl.workers.config.FSDPActorConfig" in problem
 
 
 @pytest.mark.parametrize("name", sorted(POLICY_LOSS_REGISTRY))

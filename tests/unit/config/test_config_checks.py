@@ -19,7 +19,7 @@ import scalerl_verl.configs
 from benchmarks.reference.baselines import flatten
 from scalerl_verl.config.checks import find_problems
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
+from scalerl_verl.loss.verl_config import ScaleRLFSDPActorConfig, ScaleRLPolicyLossConfig
 from scalerl_verl.names import SAMPLER_CLASS
 from scalerl_verl.names.asking import asked_names
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
@@ -332,6 +332,7 @@ def test_names_work_by_verl_s_plain_syntax_without_a_preset(only_config_checks: 
         f"{ACTOR}.policy_loss.loss_mode=scalerl_cispo",
         f"+{ACTOR}.policy_loss.eps_max=4",
         f"{ACTOR}.loss_agg_mode=prompt-mean",
+        f"{ACTOR}.use_dynamic_bsz=True",
         f"{ROLLOUT}.calculate_log_probs=True",
         f"{CORRECTION}.bypass_mode=True",
     )
@@ -345,6 +346,11 @@ def test_names_work_by_verl_s_plain_syntax_without_a_preset(only_config_checks: 
     assert type(section) is ScaleRLPolicyLossConfig
     assert section.eps_max == 4
     assert section.get("eps_max") == 4
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert type(actor) is ScaleRLFSDPActorConfig
+    assert actor.loss_agg_mode == "prompt-mean" and actor.policy_loss.eps_max == 4
+    # Values carry no prompt weight, whatever the critic's key follows.
+    assert config.critic.loss_agg_mode == "token-mean"
     assert only_config_checks == ["activate"]
     assert os.environ[ACTIVE_ENV] == "1"
     assert config.ray_kwargs.ray_init.runtime_env.env_vars[ACTIVE_ENV] == "1"

@@ -12,15 +12,13 @@ import torch
 import transformers
 import verl  # noqa: F401 - loads the plugin
 from verl.models.transformers.dense_common import CausalLMOutputForPPO, forward_with_torch_backend
-from verl.models.transformers.monkey_patch import apply_monkey_patch, patch_forward_with_backends
+from verl.models.transformers.monkey_patch import patch_forward_with_backends
 
 from scalerl_verl.errors import HeadError
 from scalerl_verl.head import linear_logprobs
 from scalerl_verl.head import verl_check as head_check
 from scalerl_verl.head.model import head_state, put_head_on
 from scalerl_verl.head.verl_check import measure
-from scalerl_verl.upstream.registry import apply, states
-from scalerl_verl.verl.patches import SYMBOLS
 
 SIZE: dict[str, Any] = {
     "vocab_size": 61,
@@ -210,24 +208,6 @@ def test_shared_pass_outside_a_training_step_is_refused() -> None:
         assert model(**FUSED).log_probs is not None
     with pytest.raises(HeadError, match="makes gradients for loss_mode=scalerl_cispo of an actor's training step"):
         model(**FUSED)
-
-
-def test_verl_s_patch_takes_our_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = next(spec for spec in SYMBOLS if spec.name == "verl.fp32_head.forward")
-    module = __import__(spec.module, fromlist=["_"])
-    if states()[spec.name].status != "applied":
-        monkeypatch.setattr(module, spec.target, getattr(module, spec.target))
-        apply(spec, module)
-    try:
-        for fused in (True, False):
-            model = make("Qwen3")
-            apply_monkey_patch(
-                model, use_remove_padding=False, use_fused_kernels=fused, fused_kernels_backend="fp32_shared_pass"
-            )
-            state = head_state(model)
-            assert state is not None and state.fused is fused and state.backend == "fp32_shared_pass"
-    finally:
-        states()[spec.name].status = "dormant"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

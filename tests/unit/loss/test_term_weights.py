@@ -12,7 +12,7 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from scalerl_verl.loss.term_weights import FIELD, current_weights, weights_of, write_weights
+from scalerl_verl.loss.term_weights import FIELD, read_weights, write_weights
 
 LENGTHS = {"a_0_0": 3, "b_0_0": 1, "c_0_0": 5}
 
@@ -56,12 +56,9 @@ def test_each_row_gets_its_weight_whatever_micro_batch_it_is_in(queue: QueueInMe
     written = write_weights(batch, weights_B)
     assert written.keys == batch.keys and written.extra_info == {"of": "verl"} and FIELD in written.fields
     assert queue.put is not None and queue.put[FIELD].offsets().diff().tolist() == list(LENGTHS.values())
-    with weights_of(micro_batch(queue, rows)):
-        found = current_weights()
+    found = read_weights(micro_batch(queue, rows))
     assert found is not None and found.tolist() == weights_B[rows].tolist()
-    assert current_weights() is None
 
 
-def test_batches_without_weights_have_none(queue: QueueInMemory) -> None:
-    with weights_of(TensorDict({"advantages": torch.ones(2, 3)}, batch_size=2)):
-        assert current_weights() is None
+def test_batches_without_weights_have_none() -> None:
+    assert read_weights(TensorDict({"advantages": torch.ones(2, 3)}, batch_size=2)) is None

@@ -27,16 +27,13 @@ from tensordict import TensorDict
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.torch_dtypes import PrecisionType
-from verl.workers.config import (
-    FSDPActorConfig,
-    FSDPOptimizerConfig,
-)
+from verl.workers.config import FSDPOptimizerConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
 from scalerl_verl.advantage.step import advantage_step
 from scalerl_verl.loss.term_weights import FIELD
-from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
+from scalerl_verl.loss.verl_config import ScaleRLFSDPActorConfig, ScaleRLPolicyLossConfig
 from scalerl_verl.verl.algorithms import estimate_advantages
 from tests.unit.verl.rank_updates import engine_config, model_config, write_updates
 
@@ -144,7 +141,7 @@ def make_engine(model_path: str, precision: str) -> Any:
 
 def gradient(engine: Any, data: TensorDict, options: dict[str, Any], terms: dict[str, Any]) -> np.ndarray:
     """Flat gradient of one mini-batch, by verl's own forward_backward_batch and ppo_loss."""
-    config = FSDPActorConfig(
+    config = ScaleRLFSDPActorConfig(
         rollout_n=2,
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode="prompt-mean",

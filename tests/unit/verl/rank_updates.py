@@ -22,12 +22,12 @@ from verl.trainer.config import CheckpointConfig
 from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.config.engine import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
-from verl.workers.utils.losses import ppo_loss
 
-from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
+from scalerl_verl.loss.verl_config import ScaleRLFSDPActorConfig, ScaleRLPolicyLossConfig
+from scalerl_verl.verl.actor_loss import ppo_loss
 from tests.faults.test_optimizer_steps import (
     GROUP,
     InMemoryQueue,
@@ -152,7 +152,7 @@ def train(worker: TrainingWorker, case: str) -> tuple[list[list[str]], dict[str,
     rewards = {key: 1.0 if prompt_of(key) in EQUAL or "_0_" in key else -1.0 for key in keys}
     advantages_BT = take_advantages(trainer, batch, advantage_data(batch, rewards, lengths), metrics)
     rows = make_rows(batch.keys, advantages_BT, lengths)
-    config = FSDPActorConfig(
+    config = ScaleRLFSDPActorConfig(
         rollout_n=GROUP,
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode="prompt-mean",

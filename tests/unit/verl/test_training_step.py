@@ -35,8 +35,8 @@ from scalerl_verl.advantage.step import (
 from scalerl_verl.advantage.verl_optimizer_steps import StepRows
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.loss.token_means import divide
+from scalerl_verl.loss.verl_config import PLAIN_MODE, statistics_mode
 from scalerl_verl.upstream.activation import ACTIVE_ENV
-from scalerl_verl.verl import algorithms
 from scalerl_verl.verl import training_step as patches
 from scalerl_verl.verl.algorithms import estimate_advantages, metric_aggregations, policy_loss
 
@@ -176,19 +176,11 @@ def split(rng: np.random.Generator, rows: list[int], num: int) -> list[list[int]
     return [part.tolist() for part in np.split(np.array(rows, dtype=int), cuts) if part.size]
 
 
-@pytest.fixture
-def as_if_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker of a run has verl patched; this process does not, and these tests need no patch."""
-    monkeypatch.setattr(algorithms, "require_active", lambda *names: None)
-
-
 @pytest.mark.fault("other micro-batches, ranks or token budgets: another loss, or a gradient scaled by the ranks")
 @pytest.mark.parametrize("num_mini", [1, 2])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_gradient_of_any_split_is_that_of_the_paper_s_objective(
-    as_if_patched: None, seed: int, num_ranks: int, num_mini: int
-) -> None:
+def test_gradient_of_any_split_is_that_of_the_paper_s_objective(seed: int, num_ranks: int, num_mini: int) -> None:
     """1e-6: the loss is FP32 (6e-8 a rounding), and a rounding of the log-ratio enters the ratio undamped."""
     batch = Batch.make(seed)
     advantages_BT, _ = compute_advantages(batch, "prompt-mean")
@@ -200,7 +192,7 @@ def test_gradient_of_any_split_is_that_of_the_paper_s_objective(
         parts.append([split(rng, rank.tolist(), int(rng.integers(1, 5))) for rank in ranks])
     expected_BT = reference_gradient(batch)
     assert np.abs(expected_BT).max() > 0
-    np.testing.assert_allclose(trainer_gradient(batch, advantages_BT, "prompt-mean", parts), expected_BT, rtol=1e-6)
+    np.testing.assert_allclose(trainer_gradient(batch, advantages_BT, PLAIN_MODE, parts), expected_BT, rtol=1e-6)
 
 
 def test_reference_of_the_test_above_sees_truncation_padding_and_dropping() -> None:
@@ -310,10 +302,22 @@ def test_second_correction_of_the_mismatch_is_refused() -> None:
         policy_loss(**loss_arguments(rollout_is_weights=torch.ones(2, 3)))
 
 
-def test_prompt_average_in_an_unpatched_process_is_refused() -> None:
-    with pytest.raises(PatchError, match=r"verl\.prompt_mean\.worker_statistics"):
+def test_prompt_average_that_comes_to_the_policy_loss_by_itself_is_refused() -> None:
+    with pytest.raises(PatchError, match="loss_agg_mode=prompt-mean reached a policy loss by itself"):
         policy_loss(**loss_arguments(loss_agg_mode="prompt-mean"))
     policy_loss(**loss_arguments())
+
+
+def test_entropy_metric_of_verl_s_trainer_is_a_token_mean_under_prompt_mean() -> None:
+    """Its rows have no prompt weights, and verl does not know the mode; the config is as before afterwards."""
+    config = stub_config("prompt-mean")
+    with pytest.raises(RuntimeError), statistics_mode(config):
+        assert config.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
+        raise RuntimeError
+    assert config.actor_rollout_ref.actor.loss_agg_mode == "prompt-mean"
+    other = stub_config("seq-mean-token-mean")
+    with statistics_mode(other):
+        assert other.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-mean"
 
 
 def test_cap_that_is_no_positive_number_is_refused() -> None:
@@ -381,21 +385,17 @@ def test_advantages_know_the_rows_of_each_update(monkeypatch: pytest.MonkeyPatch
     assert np.array_equal(trainer._scalerl_step.rows_of_steps, division.rows())
 
 
-PATCHED_WORKER = """
-import json, torch
+WORKER = """
+import functools, json, torch
 import verl
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
-from verl.workers.config import FSDPActorConfig
-from verl.workers.utils import losses
 from verl.workers.utils.losses import ppo_loss
-from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
-from scalerl_verl.upstream.registry import require_active
+from scalerl_verl.loss.verl_config import ScaleRLFSDPActorConfig, ScaleRLPolicyLossConfig
+from scalerl_verl.verl.actor_loss import training_loss
 
-require_active("verl.training_step.metric_aggregation", "verl.prompt_mean.worker_statistics", "verl.prompt_mean.config",
-               "verl.prompt_mean.critic")
-config = FSDPActorConfig(
+config = ScaleRLFSDPActorConfig(
     rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="prompt-mean",
     policy_loss=ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=2.0),
 )
@@ -416,17 +416,8 @@ def micro_batch(log_ratios, entropy):
     }, batch_size=len(lengths))
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=6, global_batch_size=3)
     entropy = nested([torch.full((n + 2,), value) for n, value in zip(lengths, entropy)])
-    return ppo_loss(config, {"log_probs": nested(logp), "entropy": entropy}, data)
-
-def value_loss(mode):
-    # Squared errors 1, 4 and 9 of three tokens in two rows.
-    predicted, mask = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
-    counts = {"dp_size": 1, "batch_num_tokens": 3, "global_batch_size": 2}
-    zeros = torch.zeros(2, 2)
-    return float(losses.compute_value_loss(
-        vpreds=predicted, returns=zeros, values=predicted, response_mask=mask, cliprange_value=0.5, loss_agg_mode=mode,
-        **counts,
-    )[0])
+    loss_function = training_loss(functools.partial(ppo_loss, config=config))
+    return loss_function(model_output={"log_probs": nested(logp), "entropy": entropy}, data=data)
 
 results = [micro_batch([[0.0, 1.0], [0.0]], [1.0, 4.0]), micro_batch([[3.0, 0.0, 0.0]], [2.0])]
 merged = {}
@@ -434,7 +425,6 @@ for _, metrics in results:
     for name, value in metrics.items():
         merged.setdefault(name, Metric(aggregation=value.aggregation)).extend(value)
 print("WORKER " + json.dumps({
-    "values": [value_loss(mode) for mode in ("prompt-mean", "seq-mean-token-sum")],
     "losses": [float(loss) for loss, _ in results],
     "metrics": {name: float(Metric.aggregate_dp([metric])) for name, metric in merged.items()},
 }))
@@ -442,21 +432,19 @@ print("WORKER " + json.dumps({
 
 
 @pytest.fixture(scope="module")
-def patched_worker() -> dict[str, Any]:
-    """Two micro-batches (3 responses, 6 tokens) through verl's own ppo_loss in a process of an active run."""
+def worker() -> dict[str, Any]:
+    """Two micro-batches (3 responses, 6 tokens) through the loss of our engines in a process of an active run."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
     environment["SCALERL_VERL_ACTIVE"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-c", PATCHED_WORKER], env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True, timeout=300)
     lines = [line for line in done.stdout.split("\n") if line.startswith("WORKER ")]
     assert lines, done.stderr[-2000:]
     return json.loads(lines[-1].removeprefix("WORKER "))
 
 
-def test_patched_ppo_loss_keeps_maxima_minima_and_sums(patched_worker: dict[str, Any]) -> None:
+def test_actor_s_loss_keeps_maxima_minima_and_sums(worker: dict[str, Any]) -> None:
     """Log-ratios 0, 1, 0 and 3, 0, 0: the maximum is e^3, where verl's mean over micro-batches gives 11.4."""
-    metrics = patched_worker["metrics"]
+    metrics = worker["metrics"]
     assert metrics["scalerl/loss/ratio_max"] == pytest.approx(np.exp(3), rel=1e-5)
     assert metrics["scalerl/loss/ratio_min"] == pytest.approx(1.0, rel=1e-5)
     assert metrics["scalerl/mismatch/log_ratio_abs_max"] == pytest.approx(3.0, rel=1e-5)
@@ -464,20 +452,15 @@ def test_patched_ppo_loss_keeps_maxima_minima_and_sums(patched_worker: dict[str,
     assert divide(metrics)["scalerl/loss/capped_frac_pos"] == pytest.approx(1 / 3)
 
 
-def test_patched_ppo_loss_aggregates_prompt_mean_over_the_global_batch(patched_worker: dict[str, Any]) -> None:
+def test_actor_s_loss_aggregates_prompt_mean_over_the_global_batch(worker: dict[str, Any]) -> None:
     """Ratios capped at 2, log-probs log-ratio - 1, over 3 rows: (1*1 - 2*0 + 1*1) / 3 and (-2*2 + 1 + 1) / 3."""
-    assert patched_worker["losses"] == pytest.approx([2 / 3, -2 / 3], rel=1e-5)
-    assert patched_worker["metrics"]["actor/pg_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert worker["losses"] == pytest.approx([2 / 3, -2 / 3], rel=1e-5)
+    assert worker["metrics"]["actor/pg_loss"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_entropy_under_prompt_mean_is_reported_as_its_token_mean(patched_worker: dict[str, Any]) -> None:
+def test_entropy_under_prompt_mean_is_reported_as_its_token_mean(worker: dict[str, Any]) -> None:
     """(2 tokens * 1 + 1 * 4 + 3 * 2) / 6."""
-    assert patched_worker["metrics"]["actor/entropy_loss"] == pytest.approx(2.0, rel=1e-5)
-
-
-def test_critic_that_follows_prompt_mean_takes_its_token_mean(patched_worker: dict[str, Any]) -> None:
-    """Half of (1 + 4 + 9) / 3 tokens; verl's own modes stay: half of 14 / 2 rows."""
-    assert patched_worker["values"] == pytest.approx([14 / 6, 14 / 4])
+    assert worker["metrics"]["actor/entropy_loss"] == pytest.approx(2.0, rel=1e-5)
 
 
 def session_data(rows: dict[str, tuple[int, float]]) -> tuple[DataProto, list[str]]:
