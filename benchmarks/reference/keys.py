@@ -190,6 +190,9 @@ def errors_table() -> str:
     return table(("error", "meaning"), ((f"`{node.name}`", plain(ast.get_docstring(node) or "")) for node in classes))
 
 
+_OVERRIDE = "override"
+
+
 def symbols_table() -> str:
     """Every upstream symbol we touch."""
     lines = ((f"`{s.module}.{s.target}`", s.kind, s.when, s.why, s.removal) for s in SYMBOLS)
@@ -197,17 +200,16 @@ def symbols_table() -> str:
 
 
 def symbols_summary() -> str:
-    """How many symbols are touched, and when; those that only a subclass of ours overrides are not."""
-    lines = []
+    """How many symbols are changed, and when; how many are left as they are behind classes of ours."""
     meaning = {
         "always": "in every process; passes everything of others through",
         "named": "only in runs that use one of our names",
         "cpu": "only with `VERL_PLATFORM=cpu`",
+        _OVERRIDE: "stays as it is: a subclass of ours, which verl takes by a name in the config, stands in front",
     }
-    changed = [(s.when, s.distribution) for s in SYMBOLS if s.kind != "override"]
-    overridden = [s.distribution for s in SYMBOLS if s.kind == "override"]
-    for when, text in meaning.items():
-        lines.append((f"`{when}`", changed.count((when, "verl")), changed.count((when, "vllm")), text))
-    text = "not patched: a class of ours, in a registry or a config of such a run, stands on it"
-    lines.append(("overridden", overridden.count("verl"), overridden.count("vllm"), text))
+    groups = [(_OVERRIDE if s.kind == _OVERRIDE else s.when, s.distribution) for s in SYMBOLS]
+    lines = (
+        (f"`{group}`", *(groups.count((group, name)) for name in ("verl", "vllm")), text)
+        for group, text in meaning.items()
+    )
     return table(("when", "verl", "vLLM", "what that means"), lines)

@@ -50,36 +50,33 @@ def watches_lengths(config: Any) -> bool:
     )
 
 
-def alarm_of(trainer: Any) -> TruncationAlarm:
-    """The alarm of a verl trainer."""
-    alarm = getattr(trainer, "_scalerl_truncation_alarm", None)
-    if alarm is None:
-        section = OmegaConf.select(trainer.config, ALARM_SECTION)
-        options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section
-        alarm = trainer._scalerl_truncation_alarm = TruncationAlarm(read_alarm(options))
-    return alarm
+def make_alarm(config: Any) -> TruncationAlarm:
+    """The alarm of a run, its window empty."""
+    section = OmegaConf.select(config, ALARM_SECTION) if isinstance(config, DictConfig) else None
+    options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section
+    return TruncationAlarm(read_alarm(options))
 
 
-def save_alarm(trainer: Any, checkpoint_folder: str) -> None:
-    """Write the alarm's window into a checkpoint's folder."""
-    if watches_lengths(trainer.config):
+def save_alarm(alarm: TruncationAlarm, config: Any, checkpoint_folder: str) -> None:
+    """Write the alarm's window into a checkpoint's folder, in a run that reports lengths."""
+    if watches_lengths(config):
         with bookkeeping(STATE_FILE, "A run that resumes there begins with an empty window of the truncation alarm"):
-            replace_file(Path(checkpoint_folder) / STATE_FILE, json.dumps(alarm_of(trainer).state_dict()).encode())
+            replace_file(Path(checkpoint_folder) / STATE_FILE, json.dumps(alarm.state_dict()).encode())
 
 
-def restore_alarm(trainer: Any, checkpoint_folder: str | None) -> None:
+def restore_alarm(alarm: TruncationAlarm, config: Any, checkpoint_folder: str | None) -> None:
     """Continue with a checkpoint's window; it starts empty without one (None, or a checkpoint that has none).
 
     Raises:
         ValueError: the file holds something else.
     """
-    if checkpoint_folder is None or not watches_lengths(trainer.config):
+    if checkpoint_folder is None or not watches_lengths(config):
         return
     path = Path(checkpoint_folder) / STATE_FILE
     if not path.exists():
         return
     try:
-        alarm_of(trainer).load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        alarm.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise ValueError(f"{path}: {error}; restore the file, or delete it to start with an empty window") from error
 
@@ -153,11 +150,12 @@ def _summarize(
     )
 
 
-def record_lengths(trainer: Any, batch: Any, step: AdvantageStep) -> None:
+def record_lengths(alarm: TruncationAlarm, config: DictConfig, batch: Any, step: AdvantageStep) -> None:
     """Report the lengths of one batch, and raise the alarm if too many responses are cut.
 
     Args:
-        trainer: verl's, with the whole config.
+        alarm: the run's; its window moves on.
+        config: the whole one.
         batch: verl's KVBatchMeta (keys and tags of the rows), in the order of the rows that were folded.
         step: holds the rewards of the rows; its metrics are added to.
 
@@ -168,10 +166,9 @@ def record_lengths(trainer: Any, batch: Any, step: AdvantageStep) -> None:
     if step.rewards_B is None:
         require_active("verl.training_step.weights")
         raise PatchError("no rewards were seen in this training step: verl computed the advantages in another way")
-    lengths = read_lengths(trainer.config, batch)
+    lengths = read_lengths(config, batch)
     rewards_R = step.rewards_B[np.array(lengths.rows, dtype=np.int64)]
     found = _summarize(lengths.truncated_R, lengths.clamped_R, lengths.prompt_ids, lengths.records, rewards_R)
-    alarm = alarm_of(trainer)
     is_new = alarm.observe(int(lengths.truncated_R.sum()), lengths.truncated_R.size)
     found |= {"truncated_window_fraction": alarm.fraction, "truncation_alarm_max": float(alarm.raised)}
     step.metrics.update({f"{PREFIX}{name}": value for name, value in found.items()})
@@ -194,6 +191,10 @@ class ValidationLengths:
     config: DictConfig
     batches: list[BatchLengths] = field(default_factory=list)
     rewards: list[float] | None = None
+
+    def note_rewards(self, rewards: Sequence[float]) -> None:
+        """Keep the rewards of all responses."""
+        self.rewards = [float(reward) for reward in rewards]
 
     def metrics(self, find_prompts: Callable[[Sequence[str]], list[str]] = list) -> dict[str, float]:
         """Metrics of the validation; none if verl sampled nothing.
@@ -221,21 +222,20 @@ class ValidationLengths:
 
 
 @contextlib.contextmanager
-def watch_validation(trainer: Any) -> Iterator[ValidationLengths | None]:
+def watch_validation(config: DictConfig, buffer: Any) -> Iterator[ValidationLengths | None]:
     """Look at each batch that verl's validation takes from its replay buffer, before it deletes it.
 
     None in a run that reports no lengths.
     """
-    if not watches_lengths(trainer.config):
+    if not watches_lengths(config):
         yield None
         return
-    lengths = trainer._scalerl_validation_lengths = ValidationLengths(trainer.config)
-    buffer = trainer.replay_buffer
+    lengths = ValidationLengths(config)
     original = buffer.sample
 
     def sample(*args: Any, **kwargs: Any) -> Any:
         batch, metrics = original(*args, **kwargs)
-        lengths.batches.append(read_lengths(trainer.config, batch))
+        lengths.batches.append(read_lengths(config, batch))
         return batch, metrics
 
     buffer.sample = sample
@@ -243,11 +243,3 @@ def watch_validation(trainer: Any) -> Iterator[ValidationLengths | None]:
         yield lengths
     finally:
         del buffer.sample
-        del trainer._scalerl_validation_lengths
-
-
-def note_validation_rewards(trainer: Any, rewards: Sequence[float]) -> None:
-    """Keep the rewards of the validation in progress, if it is watched."""
-    lengths = getattr(trainer, "_scalerl_validation_lengths", None)
-    if lengths is not None:
-        lengths.rewards = [float(reward) for reward in rewards]

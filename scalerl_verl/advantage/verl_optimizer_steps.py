@@ -74,26 +74,26 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         )
 
 
-def balance_steps(trainer: Any, batch: Any, metrics: dict[str, Any], prefix: str) -> Any | None:
+def balance_steps(trainer: Any, batch: Any, metrics: dict[str, Any], prefix: str) -> tuple[Any, StepRows | None]:
     """Pad and order a batch so that each optimizer step sees whole prompts and ranks have equal work in each.
 
     Args:
-        trainer: verl's; keeps the result as ``_scalerl_step_rows``.
+        trainer: verl's.
         batch: verl's KVBatchMeta, without padding rows.
         metrics: get verl's balance of ranks.
         prefix: of these metrics.
 
     Returns:
-        The batch; None where verl's own division does: one step that holds all rows.
+        The batch and how it is divided; unchanged and None where verl's own division does: one step that holds all
+        rows.
     """
-    trainer._scalerl_step_rows = None
     config = trainer.config
     if not divides_by_prompts(config):
-        return None
+        return batch, None
     steps, group = num_steps(config), int(select(config, _GROUP, 1))
     least = int(select(config, f"{_ACTOR}.ppo_mini_batch_size")) * group
     if steps == 1 and len(batch) <= least:
-        return None
+        return batch, None
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     parts = divide_prompts([key.rsplit("_", 2)[0] for key in batch.keys], steps)
@@ -105,8 +105,7 @@ def balance_steps(trainer: Any, batch: Any, metrics: dict[str, Any], prefix: str
     padding = iter(range(num_real, num_all))
     filled = [part + [next(padding) for _ in range(size - len(part))] for part in parts]
     _order(batch, filled, num_ranks, metrics, prefix)
-    trainer._scalerl_step_rows = StepRows(len(parts), size, num_ranks)
-    return batch
+    return batch, StepRows(len(parts), size, num_ranks)
 
 
 def _order(batch: Any, steps: Sequence[Sequence[int]], num_ranks: int, metrics: dict[str, Any], prefix: str) -> None:
@@ -152,20 +151,27 @@ def _batch_multiple(trainer: Any, num_ranks: int) -> int:
     return multiple
 
 
-def update_actor(trainer: Any, batch: Any, metrics: dict[str, Any], step: AdvantageStep | None, update: Any) -> Any:
+def update_actor(
+    config: Any,
+    batch: Any,
+    metrics: dict[str, Any],
+    step: AdvantageStep | None,
+    division: StepRows | None,
+    update: Any,
+) -> Any:
     """One call of verl's ``_update_actor``: without the steps in which nothing trains, and with sums that are sums.
 
     Args:
-        trainer: verl's.
+        config: the run's; its mini-batch is another during the call where `balance_steps` divided the batch.
         batch: verl's KVBatchMeta, in the order of `balance_steps`.
         metrics: of the training step.
         step: what was found when the advantages were computed; None if they were not.
+        division: of `balance_steps`.
         update: verl's own, called with a batch and metrics.
 
     Returns:
         The batch that was trained on; None if nothing was.
     """
-    division: StepRows | None = getattr(trainer, "_scalerl_step_rows", None)
     dead = step.steps_without_signal() if step is not None and step.uses_names else []
     if step is not None and step.uses_names:
         metrics["scalerl/data/skipped_updates_sum"] = float(len(dead))
@@ -175,13 +181,13 @@ def update_actor(trainer: Any, batch: Any, metrics: dict[str, Any], step: Advant
             return None
         batch = _without_steps(batch, division, dead)
         step.leave_out_rows(np.concatenate([division.rows()[number] for number in dead]))
-    with _mini_batch_of(trainer.config, division):
+    with _mini_batch_of(config, division):
         batch = update(batch, metrics)
     names = [name for name in metrics if name.startswith("actor/scalerl/")]
     for name, value in token_means.divide({name: metrics.pop(name) for name in names}).items():
         if name.endswith("_sum"):
             # verl averages over the updates. What is summed here is counts: rounding takes off what the average left.
-            value = round(value * _num_updates(trainer.config, len(batch), division), 6)
+            value = round(value * _num_updates(config, len(batch), division), 6)
         metrics[name.removeprefix("actor/")] = value
     return batch
 

@@ -62,6 +62,30 @@ def wrap_sampler(base: Any, data_config: Any, dataset: Any) -> Any:
     return NoPositiveResampling(base, ids, rules, observer, _read_group_sizes(ids, dataset))
 
 
+def with_sampler(loader: Any, data_config: Any) -> Any:
+    """verl's loader of the training data with the sampler that ``data.sampler`` names.
+
+    Args:
+        loader: verl's, not yet read from.
+        data_config: the section ``data``.
+
+    Raises:
+        ScaleRLConfigError, ValueError: as `wrap_sampler`.
+    """
+    sampler = wrap_sampler(loader.sampler, data_config, loader.dataset)
+    if sampler is loader.sampler:
+        return loader
+    # A loader's sampler cannot be exchanged: another one, with all that verl gives its own.
+    return type(loader)(
+        dataset=loader.dataset,
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
+        drop_last=loader.drop_last,
+        collate_fn=loader.collate_fn,
+        sampler=sampler,
+    )
+
+
 def _read_group_sizes(ids: Sequence[str], dataset: Any) -> dict[str, int]:
     """Prompt id -> responses that its rows ask for, the fewest of them; empty without verl's column."""
     if ROLLOUT_N not in dataset.dataframe.column_names:
@@ -107,11 +131,10 @@ def find_sampler(trainer: Any) -> NoPositiveResampling | None:
     if isinstance(sampler, NoPositiveResampling):
         return sampler
     if isinstance(trainer.config, DictConfig) and asks_for_curriculum(trainer.config):
-        require_active("verl.curriculum.sampler")
         raise PatchError(
             f"data.sampler.class_path={CLASS_PATH}, but {type(trainer).__name__} draws from {type(sampler).__name__}: "
-            "this trainer does not create its sampler by verl's create_rl_sampler; use another trainer.v1.trainer_mode "
-            "or delete the section (~data.sampler)"
+            "this trainer does not make its loader in verl's _init_dataloader; use another trainer.v1.trainer_mode or "
+            "delete the section (~data.sampler)"
         )
     return None
 

@@ -9,8 +9,6 @@ from typing import Any
 from scalerl_verl.head.agreement import MAX_START_MISMATCH, check_records, compare_first_batch, on_policy_rows
 from scalerl_verl.head.settings import generator_head_dtype, trainer_backend
 
-_PENDING = "_scalerl_first_batch_version"
-
 
 def asked_sides(config: Any) -> list[str]:
     """Sides of which a composed config asks an FP32 head: ``trainer``, ``generator``; both or none after the checks."""
@@ -18,31 +16,35 @@ def asked_sides(config: Any) -> list[str]:
     return [side for side, is_asked in asked.items() if is_asked]
 
 
-def probe_sides(trainer: Any) -> None:
-    """Compare both sides' heads once verl has started them, and remember to compare their first batch.
+def probe_sides(trainer: Any) -> int | None:
+    """Compare both sides' heads once verl has started them.
+
+    Returns:
+        The version of the weights whose first batch is to be compared, too; None if the run asks for no FP32 head.
 
     Raises:
         HeadError: they differ (see `head_agreement`).
     """
     sides = asked_sides(trainer.config)
-    if sides:
-        check_records(trainer, sides)
-        # The weights that the generator holds now; a resumed run starts at the step of its checkpoint.
-        setattr(trainer, _PENDING, trainer.global_steps)
+    if not sides:
+        return None
+    check_records(trainer, sides)
+    # The weights that the generator holds now; a resumed run starts at the step of its checkpoint.
+    return int(trainer.global_steps)
 
 
-def probe_first_batch(trainer: Any, batch: Any, metrics: dict[str, Any]) -> None:
+def probe_first_batch(trainer: Any, batch: Any, metrics: dict[str, Any], version: int | None) -> None:
     """Compare log-probs of the first batch, if it was sampled under the weights that the trainer still holds.
 
     Args:
-        trainer: verl's V1 trainer; its first call decides, later ones do nothing.
+        trainer: verl's V1 trainer.
         batch: verl's KVBatchMeta, with old log-probs.
         metrics: of the step; the measured mismatch is added.
+        version: as of `probe_sides`; None: not the first batch, or nothing to compare.
 
     Raises:
         HeadError: they differ (see `head_agreement`).
     """
-    version = trainer.__dict__.pop(_PENDING, None)
     if version is None:
         return
     rows_B = on_policy_rows(batch.tags, version)

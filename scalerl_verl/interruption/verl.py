@@ -26,8 +26,9 @@ from scalerl_verl.interruption.budgets import Budgets, InterruptionSettings, res
 from scalerl_verl.interruption.markers import ThinkingScript
 from scalerl_verl.interruption.response import RECORD_KEY, InterruptedResponse
 from scalerl_verl.interruption.settings import LOOP_NAME, asks_for_interruption, make_script, read_settings
+from scalerl_verl.names import AGENT_LOOP_MANAGER
 from scalerl_verl.pipeline.versions import merge_runs, truncate_runs
-from scalerl_verl.upstream.registry import require_active, require_checked_run
+from scalerl_verl.upstream.registry import require_checked_run
 
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 _ABORTED = ("aborted", "abort")
@@ -114,7 +115,7 @@ class ForcedInterruptionLoop(SingleTurnAgentLoop):
             verl's output; the phrase has mask 0, and ``extra_fields["scalerl_length"]`` holds the response's record.
 
         Raises:
-            PatchError: the start-up check has not passed in this run, or the worker is not patched.
+            PatchError: the start-up check has not passed in this run, or the worker is not ours.
             ScaleRLConfigError: the prompt names this loop, and the run has another by default.
         """
         require_checked_run(f"default_agent_loop={LOOP_NAME}")
@@ -128,8 +129,10 @@ class ForcedInterruptionLoop(SingleTurnAgentLoop):
             )
         context = current_context()
         if context is None:
-            require_active("verl.agent_loop.context")
-            raise PatchError(f"{LOOP_NAME} runs outside verl's AgentLoopWorker: use another agent loop there")
+            raise PatchError(
+                f"{LOOP_NAME} runs outside the AgentLoopWorker of our manager ({AGENT_LOOP_MANAGER} makes its own "
+                "workers): use another agent loop there"
+            )
         script = script_of(self.tokenizer, self._settings)
         limits = [int(sampling_params[key]) for key in _LIMIT_KEYS if key in sampling_params]
         total = min([self.response_length, *limits])

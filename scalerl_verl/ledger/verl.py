@@ -166,19 +166,12 @@ def find_flops_counter(config: DictConfig) -> Any:
     return lambda seqlens: TERA * float(estimate(hf_config, sum(seqlens), seqlens, 1.0, **extra))
 
 
-def start_ledger(trainer: Any) -> RunLedger | None:
-    """The ledger of a verl trainer, its clock started by the first call.
+def start_ledger(config: Any) -> RunLedger | None:
+    """The ledger of a run, its clock started.
 
     None in a run that uses none of our names: the CPU platform alone is none.
     """
-    if find_ledger(trainer) is None and set(asked_names(trainer.config)) - {PLATFORM_ENV}:
-        trainer._scalerl_ledger = RunLedger(trainer.config, count_gpus(trainer.config))
-    return find_ledger(trainer)
-
-
-def find_ledger(trainer: Any) -> RunLedger | None:
-    """The ledger that `start_ledger` gave a trainer, if any."""
-    return getattr(trainer, "_scalerl_ledger", None)
+    return RunLedger(config, count_gpus(config)) if set(asked_names(config)) - {PLATFORM_ENV} else None
 
 
 def count_gpus(config: DictConfig) -> int:
@@ -196,9 +189,8 @@ def count_gpus(config: DictConfig) -> int:
     return sum(int(pool.nnodes) * int(pool.n_gpus_per_node) for pool in pools)
 
 
-def count_batch(trainer: Any, batch: Any, step: AdvantageStep) -> None:
+def count_batch(ledger: RunLedger | None, trainer: Any, batch: Any, step: AdvantageStep) -> None:
     """Count a sampled batch: its tokens, and the passes that generated and scored it."""
-    ledger = find_ledger(trainer)
     if ledger is None or step.num_tokens_B is None:
         return
     config = ledger.config
@@ -213,9 +205,8 @@ def count_batch(trainer: Any, batch: Any, step: AdvantageStep) -> None:
     )
 
 
-def count_update(trainer: Any, batch: Any, step: AdvantageStep | None) -> None:
+def count_update(ledger: RunLedger | None, batch: Any, step: AdvantageStep | None) -> None:
     """Count an optimizer update over a batch."""
-    ledger = find_ledger(trainer)
     if ledger is None or step is None or step.num_tokens_B is None:
         return
     kept_B = np.ones(len(step.num_tokens_B), dtype=bool) if step.kept_B is None else step.kept_B

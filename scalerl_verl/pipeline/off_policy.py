@@ -10,14 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from omegaconf import DictConfig
-from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from scalerl_verl.pipeline.settings import off_policy_settings
 from scalerl_verl.upstream.registry import require_checked_run
 
 
-@register_trainer("ppo_off_policy")
 class PPOTrainerOffPolicy(PPOTrainerSync):
     """PPO-off-policy-k."""
 

@@ -17,7 +17,7 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
@@ -32,7 +32,6 @@ from scalerl_verl.pipeline.settings import pipeline_settings
 from scalerl_verl.upstream.registry import require_checked_run
 
 
-@register_trainer("pipeline_rl")
 class PPOTrainerPipelineRL(PPOTrainer):
     """PipelineRL-k: one optimizer step a version, versions go out at once, no data older than k versions."""
 

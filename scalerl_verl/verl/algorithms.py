@@ -145,13 +145,13 @@ def estimate_advantages(
         the row weights of the aggregation mode already: one pass over [B, T] instead of two.
 
     Raises:
-        PatchError: called outside the patched training step, which alone can fix the denominators.
+        PatchError: called outside a training step of ours, which alone can fix the denominators.
     """
     require_checked_run(f"adv_estimator={ESTIMATOR_NAME}")
     step = current_step()
     if step is None:
-        require_active("verl.training_step.context", "verl.training_step.weights")
-        raise RuntimeError("the estimator 'scalerl' was called outside PPOTrainer._compute_advantage")
+        require_active("verl.training_step.weights")
+        raise PatchError("the estimator 'scalerl' was called outside of a training step of a trainer of ours")
     settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
     mask_BT = response_mask.bool()
     num_tokens_B = count_tokens(mask_BT)

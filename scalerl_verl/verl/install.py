@@ -66,7 +66,7 @@ def _register_engines(engines: ModuleType) -> None:
 def _register_trainers(_: ModuleType) -> None:
     # They subclass a good part of verl: a run that does not ask for them shall not depend on their import.
     if is_active():
-        import scalerl_verl.pipeline.trainer  # noqa: F401
+        import scalerl_verl.verl.trainer  # noqa: F401
 
 
 def _register_search_path(plugins_module: ModuleType) -> None:

@@ -9,15 +9,12 @@ from scalerl_verl.head import vllm as head
 from scalerl_verl.pipeline import vllm as engine_versions
 from scalerl_verl.upstream.spec import PatchSpec
 from scalerl_verl.verl import (
-    agent_loop,
     bypass_mode,
-    compute,
-    curriculum,
     engine,
     head_probe,
+    overrides,
     staged_loading,
     startup_check,
-    trainer_faults,
     training_step,
     weight_sync,
 )
@@ -26,12 +23,9 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *startup_check.SPECS,
     *bypass_mode.SPECS,
     *training_step.SPECS,
-    *compute.SPECS,
-    *curriculum.SPECS,
-    *agent_loop.SPECS,
+    *overrides.SPECS,
     *engine.SPECS,
     *head_probe.SPECS,
-    *trainer_faults.SPECS,
     *weight_sync.SPECS,
     *staged_loading.SPECS,
     *cpu.SPECS,

@@ -19,6 +19,7 @@ from scalerl_verl.names.asking import asked_names
 from scalerl_verl.upstream import registry, status
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
 from scalerl_verl.upstream.source_check import check_sources
+from scalerl_verl.verl.doors import point_at_ours, restore_manager, restore_mode
 from scalerl_verl.verl.patches import SYMBOLS
 
 _OUR_CONFIGS = "scalerl_verl.loss.verl_config"
@@ -48,6 +49,9 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
         ScaleRLConfigError: every contradiction found, with what to change.
         PatchError: the installed verl is not one our patches were written for.
     """
+    if is_checked():  # and so may this config be: it has the user's names again
+        restore_mode(config)
+        restore_manager(config)
     # Most baselines name nothing of ours, and their presets can be overridden as well.
     preset_report.report(config)
     asked = asked_names(config)
@@ -67,6 +71,7 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     _select_policy_loss_config(config)
     _select_actor_config(config)
     curriculum_settings.complete(config)
+    point_at_ours(config)
     _forward_environment(config)
     status.record()
     names = ", ".join(f"{path}={value}" for path, value in asked.items())

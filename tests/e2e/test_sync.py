@@ -54,7 +54,7 @@ def test_plugin_is_seen_in_every_kind_of_process(first: VerlRun) -> None:
     """By the patches that only such a process imports: driver, trainer loop, trainer worker, vLLM server, engine."""
     telltale = {
         "driver": "verl.startup_check",
-        "trainer loop": "verl.training_step.context",
+        "trainer loop": "verl.trainer.advantages",
         "trainer worker": "verl.engine.token_loss",
         "server": "verl.weight_sync.sender",
     }

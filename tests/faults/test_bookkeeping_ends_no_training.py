@@ -7,7 +7,6 @@ Files and errors are real: a file in place of a folder, and /dev/full, on which 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from scalerl_verl.ledger import verl as compute
 from scalerl_verl.scaling.logs.segments import STEPS_FILE
 from scalerl_verl.upstream import status
 from scalerl_verl.upstream.activation import STATUS_DIR_ENV
-from tests.unit.ledger.test_compute import start, wrapped  # noqa: F401 - a fixture
+from tests.unit.ledger.test_compute import StubTrainer, priced, start  # noqa: F401 - a fixture
 
 FULL = Path("/dev/full")
 
@@ -40,7 +39,8 @@ def test_training_goes_on_where_no_file_of_ours_can_be_written(
     trainer = start(tmp_path)
     folder = tmp_path / "checkpoints"
     folder.write_text("")
-    monkeypatch.setattr(type(trainer), "_save_checkpoint", patched_save())
+    # verl's own goes elsewhere (async_save, a disk of its own).
+    monkeypatch.setattr(StubTrainer, "_save_checkpoint", lambda self: None)
     for step in range(1, 4):
         metrics = trainer.train_step([True, True, False], save=True)
         assert metrics["scalerl/compute/steps"] == step and metrics["scalerl/compute/generated_tokens"] == 15 * step
@@ -54,14 +54,6 @@ def test_training_goes_on_where_no_file_of_ours_can_be_written(
     (state,) = read_records(folder / compute.LOG_FILE)
     assert state["totals"]["steps"] == 4 and state["totals"]["generated_tokens"] == 60, "nothing is lost of the count"
     assert [row["step"] for row in read_records(folder / STEPS_FILE)] == [1, 2, 3, 4]
-
-
-def patched_save() -> Any:
-    """Our wrapper around a checkpoint of verl's that goes elsewhere (async_save, a disk of its own)."""
-    from scalerl_verl.verl import compute as patches
-
-    (spec,) = [spec for spec in patches.SPECS if spec.target == "PPOTrainer._save_checkpoint"]
-    return spec.build(lambda trainer: None, None)
 
 
 def test_full_disk_in_between_leaves_whole_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,12 +93,12 @@ def test_epoch_begins_where_the_drop_list_cannot_be_written(tmp_path: Path, capl
 def test_alarm_s_window_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that was cut would refuse to be read when the run resumes."""
     trainer = start(tmp_path)
-    length_step.save_alarm(trainer, str(tmp_path))
+    length_step.save_alarm(trainer.scalerl.alarm, trainer.config, str(tmp_path))
     before = (tmp_path / length_step.STATE_FILE).read_bytes()
     part = tmp_path / f"{length_step.STATE_FILE}.part"
     part.symlink_to(FULL)
-    length_step.alarm_of(trainer).observe(1, 2)
-    length_step.save_alarm(trainer, str(tmp_path))
+    trainer.scalerl.alarm.observe(1, 2)
+    length_step.save_alarm(trainer.scalerl.alarm, trainer.config, str(tmp_path))
     assert (tmp_path / length_step.STATE_FILE).read_bytes() == before
 
 

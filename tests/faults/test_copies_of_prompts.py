@@ -21,15 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch.utils.data import SequentialSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
 from scalerl_verl.curriculum import NoPositiveResampling, ResamplingRules
 from scalerl_verl.curriculum.prompt_ids import count_copies, prompt_id
-from scalerl_verl.ledger import verl as compute
-from scalerl_verl.verl import compute as compute_patches
-from scalerl_verl.verl import curriculum as curriculum_patches
+from scalerl_verl.curriculum.verl import with_sampler
+from tests.steps import in_front_of
 
 CONFIG = OmegaConf.create({"train_batch_size": 2, "shuffle": False, "filter_overlong_prompts": False})
 
@@ -70,7 +70,7 @@ class StubTrainer:
 
     def __init__(self, config: Any, dataset: Any) -> None:
         self.config, self.val_dataset, self.global_steps = config, dataset, 0
-        self.agent_loop_manager = StubManager()
+        self.agent_loop_manager, self.replay_buffer = StubManager(), None
 
     def _load_checkpoint(self) -> None:
         pass
@@ -96,21 +96,17 @@ class StubTrainer:
 
 @pytest.fixture
 def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Validate rows through our wrappers; returns the metrics."""
-    for spec in compute_patches.SPECS:
-        name = spec.target.removeprefix("PPOTrainer.")
-        if name in ("_load_checkpoint", "_validate", "_val_metrics_update"):
-            monkeypatch.setattr(StubTrainer, name, spec.build(getattr(StubTrainer, name), None))
+    """Validate rows through our steps; returns the metrics."""
     monkeypatch.setattr("scalerl_verl.advantage.length_step.watches_lengths", lambda config: False)
 
     def run(dataset: Any, failing: Iterable[int] = ()) -> dict[str, float]:
         trainer = {"default_local_dir": str(tmp_path), "nnodes": 1, "n_gpus_per_node": 1, "resume_mode": "auto"}
         algorithm = {"adv_estimator": "scalerl"}
         config = OmegaConf.create({"trainer": trainer, "algorithm": algorithm, "data": CONFIG})
-        stub = StubTrainer(config, dataset)
+        stub = in_front_of(StubTrainer, ledger=True)(config, dataset)
         stub.agent_loop_manager.failing.update(failing)
         stub._load_checkpoint()
-        assert compute.find_ledger(stub) is not None
+        assert stub.scalerl.ledger is not None
         stub._validate()
         return stub._validate()
 
@@ -157,11 +153,11 @@ def test_copy_without_a_response_counts_as_generations_of_its_prompt(tmp_path: P
 def test_copies_in_the_training_data_are_said_at_start_with_and_without_the_curriculum(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    create = curriculum_patches.SPECS[0].build(create_rl_sampler, None)
     section = {"class_path": "scalerl_verl.curriculum.NoPositiveResampling", "min_prompts": 1}
     for config in (CONFIG, OmegaConf.merge(CONFIG, {"sampler": section})):
         caplog.clear()
-        create(config, read_data(tmp_path, [make_row(row, row // 2) for row in range(5)]))
+        dataset = read_data(tmp_path, [make_row(row, row // 2) for row in range(5)])
+        with_sampler(StatefulDataLoader(dataset, sampler=create_rl_sampler(config, dataset)), config)
         assert "data.train_files: 2 of 5 rows are copies of 2 prompts" in caplog.text
 
 

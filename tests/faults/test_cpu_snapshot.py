@@ -12,14 +12,14 @@ import pytest
 
 SNAPSHOT_AND_TRAIN = """
 import json, os, tempfile, torch
+from types import SimpleNamespace
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import verl
 from verl.utils import fsdp_utils
-from scalerl_verl.upstream.registry import require_active
+from scalerl_verl.cpu.verl_worker import CopyingWorker, DetachActorWorker
 
-require_active("verl.fsdp2.cpu_snapshot")
 dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1)
 
 def train_after(save):
@@ -42,15 +42,21 @@ def train_after(save):
     restored = [name for name in start if torch.equal(now[name].to_local(), start[name])]
     return {"names": sorted(start), "moved": sorted(moved), "followed": sorted(followed), "restored": sorted(restored)}
 
-patched = fsdp_utils.fsdp2_sharded_save_to_cpu
-print("SNAPSHOT " + json.dumps({"patched": train_after(patched), "original": train_after(patched.__wrapped__)}))
+def copy_handler(cls):
+    worker = object.__new__(cls)
+    worker.config, worker._strategy_handlers = SimpleNamespace(actor=SimpleNamespace(strategy="fsdp2")), None
+    return worker.copy_handler
+
+print("SNAPSHOT " + json.dumps({
+    "ours": train_after(copy_handler(CopyingWorker)), "verl's": train_after(copy_handler(DetachActorWorker)),
+}))
 dist.destroy_process_group()
 """
 
 
 @pytest.fixture(scope="module")
 def snapshots() -> dict[str, dict[str, list[str]]]:
-    """For verl's function with and without our patch: which parameters moved, and which of the saved ones with them."""
+    """For verl's worker and for ours: which parameters moved, and which of the saved ones with them."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
     done = subprocess.run(
         [sys.executable, "-c", SNAPSHOT_AND_TRAIN],
@@ -64,18 +70,18 @@ def snapshots() -> dict[str, dict[str, list[str]]]:
     return json.loads(lines[-1].removeprefix("SNAPSHOT "))
 
 
-@pytest.mark.parametrize("which", ["patched", "original"])
+@pytest.mark.parametrize("which", ["ours", "verl's"])
 def test_training_moves_every_parameter(snapshots: dict, which: str) -> None:
     assert len(snapshots[which]["names"]) == 4
     assert snapshots[which]["moved"] == snapshots[which]["names"]
 
 
 def test_snapshot_stays_what_it_was_while_training_goes_on(snapshots: dict) -> None:
-    assert snapshots["patched"]["followed"] == []
-    assert snapshots["patched"]["restored"] == snapshots["patched"]["names"]
+    assert snapshots["ours"]["followed"] == []
+    assert snapshots["ours"]["restored"] == snapshots["ours"]["names"]
 
 
 def test_verl_s_own_snapshot_follows_training_on_the_cpu(snapshots: dict) -> None:
-    """If this fails, verl copies now: the patch verl.fsdp2.cpu_snapshot can go."""
-    assert snapshots["original"]["followed"] == snapshots["original"]["names"]
-    assert snapshots["original"]["restored"] == []
+    """If this fails, verl copies now: our worker can go."""
+    assert snapshots["verl's"]["followed"] == snapshots["verl's"]["names"]
+    assert snapshots["verl's"]["restored"] == []

@@ -19,7 +19,7 @@ from scalerl_verl.columns import ROLLOUT_N
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.curriculum.verl import wrap_sampler
 from scalerl_verl.names import SAMPLER_CLASS
-from tests.faults.test_optimizer_steps import GROUP, Trainer, balance_batch, queue, sampled  # noqa: F401 - a fixture
+from tests.faults.test_optimizer_steps import GROUP, Trainer, queue, sampled  # noqa: F401 - a fixture
 from tests.unit.composed import changed
 from tests.unit.curriculum.test_curriculum import make_data, make_row
 
@@ -72,8 +72,8 @@ def test_batch_of_larger_groups_is_one_version_of_a_pipeline_run(preset: str, qu
     for sizes in ([2 * GROUP] * 6, [1, 2, 3, 9, 9, 9], [1] * 6):
         trainer, batch = Trainer(config, 2), sampled(sizes)
         given = sorted(batch.keys)
-        batch = balance_batch(trainer, batch, {})
-        division = trainer._scalerl_step_rows
+        batch = trainer._balance_batch(batch, {})
+        division = trainer.scalerl.division
         rows_per_step = 6 * GROUP if division is None else division.rows_per_step
         assert len(batch) == rows_per_step and rows_per_step % GROUP == 0
         assert sorted(key for key in batch.keys if not key.startswith("pad")) == given

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one optimizer step sees, and what of a batch reaches the optimizer: several steps a batch, several ranks.
 
-verl's own `PPOTrainer._balance_batch` and `_update_actor` run here under our wrappers, with its padding, its partitions
-and its mini-batches. Stand-ins are a worker group without workers, and a TransferQueue in this process's memory.
+verl's own `PPOTrainer._balance_batch` and `_update_actor` run here behind ours, with its padding, its partitions and
+its mini-batches. Stand-ins are a worker group without workers, and a TransferQueue in this process's memory.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ from scalerl_verl.loss.token_means import WEIGHT
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.verl import training_step as patches
 from scalerl_verl.verl.algorithms import metric_aggregations, policy_loss
+from tests.steps import in_front_of
 from tests.unit.composed import changed
 
 GROUP = 4
 BUILDERS = {spec.target: spec.build for spec in patches.SPECS}
-balance_batch = BUILDERS["PPOTrainer._balance_batch"](PPOTrainer._balance_batch, None)
-update_actor = BUILDERS["PPOTrainer._update_actor"](PPOTrainer._update_actor, None)
 
 
 @pytest.fixture(autouse=True)
@@ -71,16 +70,21 @@ class WorkersOfNoProcess:
         return {"metrics": dict(self.metrics)}
 
 
-class Trainer:
-    """Stands for PPOTrainer: the attributes that the two methods read."""
+class VerlTrainer(PPOTrainer):
+    """verl's with no more than the attributes that the two methods read."""
 
     def __init__(self, config: DictConfig, num_ranks: int) -> None:
         self.config, self.use_critic, self.global_steps = config, False, 1
         self.actor_rollout_wg = WorkersOfNoProcess(num_ranks)
         self.tokenizer = type("Tokenizer", (), {"eos_token_id": 0})()
 
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        return PPOTrainer._get_required_batch_multiple(self, dp_size)
+    def on_sample_end(self) -> None:
+        raise AssertionError
+
+    on_step_end = on_sample_end
+
+
+Trainer = in_front_of(VerlTrainer)
 
 
 @pytest.fixture
@@ -156,8 +160,8 @@ def test_length_balancing_leaves_prompts_whole(queue: None, case: str, num_ranks
     trainer, metrics = Trainer(run_config(48, 6, mode), num_ranks), {}
     batch = sampled(sizes, outputs=outputs)
     given, length_of = list(batch.keys), dict(zip(batch.keys, [tag["seq_len"] for tag in batch.tags], strict=True))
-    batch = balance_batch(trainer, batch, metrics)
-    division = trainer._scalerl_step_rows
+    batch = trainer._balance_batch(batch, metrics)
+    division = trainer.scalerl.division
     steps = steps_of_ranks(batch, num_ranks, division.rows_per_step)
     assert len(steps) == 8
     assert sorted(key for step in steps for key in real_rows(step)) == sorted(given)
@@ -186,9 +190,9 @@ def test_micro_batches_of_log_probs_fill_each_rank(queue: None, section: str, pr
     changes[f"actor_rollout_ref.{section}.log_prob_use_dynamic_bsz"] = False
     trainer = Trainer(run_config(prompts, 6, "sync", **changes), num_ranks)
     sizes = [GROUP] * (prompts - 2) + [GROUP - 1] * 2
-    balanced = balance_batch(trainer, sampled(sizes, outputs=3), {})
+    balanced = trainer._balance_batch(sampled(sizes, outputs=3), {})
     assert len(balanced) % (8 * num_ranks) == 0
-    assert trainer._scalerl_step_rows.rows_per_step % GROUP == 0
+    assert trainer.scalerl.division.rows_per_step % GROUP == 0
 
 
 @pytest.mark.parametrize("num_ranks", [2, 16])
@@ -207,7 +211,7 @@ def test_one_step_a_batch_and_other_runs_are_divided_by_verl(queue: None, preset
         config = changed("grpo", {"data.train_batch_size": 48, "actor_rollout_ref.actor.ppo_mini_batch_size": 6})
         config.actor_rollout_ref.rollout.n = GROUP
     ours, theirs = sampled([GROUP] * 48), sampled([GROUP] * 48)
-    ours = balance_batch(Trainer(config, 2), ours, {})
+    ours = Trainer(config, 2)._balance_batch(ours, {})
     assert ours.keys == PPOTrainer._balance_batch(Trainer(config, 2), theirs, {}).keys
 
 
@@ -229,15 +233,15 @@ def advantage_data(batch: KVBatchMeta, rewards: dict[str, float], num_tokens: di
     return DataProto(batch=TensorDict(tensors, batch_size=len(batch)), non_tensor_batch={"uid": uids})
 
 
-def take_advantages(trainer: Trainer, batch: KVBatchMeta, data: DataProto, metrics: dict[str, Any]) -> torch.Tensor:
-    """The driver's part of a step, as the wrapper of `_compute_advantage` does it."""
+def take_advantages(trainer: Any, batch: KVBatchMeta, data: DataProto, metrics: dict[str, Any]) -> torch.Tensor:
+    """The driver's part of a step, as our `_compute_advantage` does it."""
     compute = BUILDERS["compute_advantage_for_multi_trajectories"](compute_advantage_for_multi_trajectories, None)
     with training_step.advantage_step(trainer.config, metrics) as step:
-        division = getattr(trainer, "_scalerl_step_rows", None)
+        division = trainer.scalerl.division
         step.rows_of_steps = None if division is None else division.rows()
         algorithm = trainer.config.algorithm
         data = compute(data, batch.keys, adv_estimator=algorithm.adv_estimator, config=algorithm)
-    trainer._scalerl_step = step
+    trainer.scalerl.step = step
     return data.batch["advantages"]
 
 
@@ -252,9 +256,9 @@ def test_each_step_is_the_average_over_its_own_prompts(queue: None, mode: str, n
     lengths = {key: int(rng.integers(1, 12)) for key in keys}
     # Prompts 0, 1, 2 and 7 all pass; of the others the first response does.
     rewards = {key: 1.0 if prompt_of(key) in ("p0", "p1", "p2", "p7") or "_0_" in key else -1.0 for key in keys}
-    batch = balance_batch(trainer, batch, {})
+    batch = trainer._balance_batch(batch, {})
     advantages_BT = take_advantages(trainer, batch, advantage_data(batch, rewards, lengths), {})
-    for step in trainer._scalerl_step_rows.rows():
+    for step in trainer.scalerl.division.rows():
         rows = [row for row in step.tolist() if not batch.keys[row].startswith("pad")]
         kept = [row for row in rows if prompt_of(batch.keys[row]) not in ("p0", "p1", "p2", "p7")]
         tokens = Counter({prompt_of(batch.keys[row]): 0 for row in kept})
@@ -284,18 +288,18 @@ def test_each_step_is_the_average_over_its_own_prompts(queue: None, mode: str, n
 def test_step_in_which_nothing_trains_is_left_out_alone(queue: None, num_ranks: int) -> None:
     """Prompts 0 to 5, the first step of four, all pass: verl gets the other three steps, whole."""
     trainer, metrics = Trainer(run_config(24, 6), num_ranks), {}
-    batch = balance_batch(trainer, sampled([GROUP] * 24), {})
+    batch = trainer._balance_batch(sampled([GROUP] * 24), {})
     first = {f"p{prompt}" for prompt in range(6)}
     rewards = {key: 1.0 if prompt_of(key) in first or "_0_" in key else -1.0 for key in batch.keys}
     take_advantages(trainer, batch, advantage_data(batch, rewards, dict.fromkeys(batch.keys, 3)), metrics)
-    assert update_actor(trainer, batch, metrics) is batch
+    assert trainer._update_actor(batch, metrics) is batch
     (trained,) = trainer.actor_rollout_wg.batches
     steps = steps_of_ranks(trained, num_ranks, 6 * GROUP)
     assert [{prompt_of(key) for key in real_rows(step)} for step in steps] == [
         {f"p{prompt}" for prompt in range(start, start + 6)} for start in (6, 12, 18)
     ]
     assert metrics["scalerl/data/skipped_updates_sum"] == 1.0
-    assert trainer._scalerl_step.kept_B.sum() == 18 * GROUP
+    assert trainer.scalerl.step.kept_B.sum() == 18 * GROUP
 
 
 TERMS = {
@@ -317,13 +321,13 @@ def test_terms_besides_the_policy_loss_train_on_equal_rewards_that_are_kept(
     changes["actor_rollout_ref.actor.loss_agg_mode"] = "token-mean"
     config = run_config(6, 6, "sync", **changes)
     trainer, metrics = Trainer(config, 1), {}
-    batch = balance_batch(trainer, sampled([GROUP] * 6), {})
+    batch = trainer._balance_batch(sampled([GROUP] * 6), {})
     rewards = {key: 1.0 if int(prompt_of(key)[1:]) % 2 else -1.0 for key in batch.keys}
     advantages = take_advantages(trainer, batch, advantage_data(batch, rewards, dict.fromkeys(batch.keys, 3)), metrics)
     # verl would ask its teacher while it updates.
     config.distillation.enabled = False
     assert not advantages.any()
-    update_actor(trainer, batch, metrics)
+    trainer._update_actor(batch, metrics)
     trains = term is not None and zero_variance == "keep"
     assert len(trainer.actor_rollout_wg.batches) == int(trains)
     assert metrics["scalerl/data/skipped_updates_sum"] == float(not trains)
@@ -334,7 +338,7 @@ def test_sums_over_the_steps_of_a_batch_are_sums(queue: None, prompts: int, epoc
     """One broken token on one of two ranks in each step; verl's workers and reductions as they are."""
     changes = {"actor_rollout_ref.actor.ppo_epochs": epochs}
     trainer, metrics = Trainer(run_config(prompts, 6, "sync", **changes), 2), {}
-    batch = balance_batch(trainer, sampled([GROUP] * prompts), {})
+    batch = trainer._balance_batch(sampled([GROUP] * prompts), {})
     num_steps, found = prompts // 6 * epochs, {"mfu": [0.5]}
     names = {f"scalerl/loss/{kind}": how for kind, how in (("a_sum", "sum"), ("a_max", "max"), ("a_min", "min"))}
     for number in range(num_steps):
@@ -342,8 +346,7 @@ def test_sums_over_the_steps_of_a_batch_are_sums(queue: None, prompts: int, epoc
         ranks = [{name: Metric(how, value + 0.0) for name, how in names.items()} for value in (2 + number, number)]
         append_to_dict(found, {name: Metric.aggregate_dp([rank[name] for rank in ranks]) for name in names})
     trainer.actor_rollout_wg.metrics = found
-    trainer._scalerl_step = None
-    update_actor(trainer, batch, metrics)
+    trainer._update_actor(batch, metrics)
     assert metrics["scalerl/loss/a_sum"] == sum(1 + number for number in range(num_steps))
     assert metrics["scalerl/loss/a_max"] == num_steps + 1 and metrics["scalerl/loss/a_min"] == 0
 
@@ -386,8 +389,8 @@ def test_means_over_tokens_do_not_depend_on_the_split(queue: None, split: str, n
     for _ in range(num_updates):
         append_to_dict(found, {name: Metric.aggregate_dp([rank[name] for rank in ranks]) for name in ranks[0]})
     trainer, metrics = Trainer(run_config(6 * num_updates, 6, "sync"), len(ranks)), {}
-    trainer.actor_rollout_wg.metrics, trainer._scalerl_step = found, None
-    update_actor(trainer, balance_batch(trainer, sampled([GROUP] * 6 * num_updates), {}), metrics)
+    trainer.actor_rollout_wg.metrics = found
+    trainer._update_actor(trainer._balance_batch(sampled([GROUP] * 6 * num_updates), {}), metrics)
     expected = cispo_metrics(logp_BT, recorded_BT, signs_BT, mask_BT, 2.0)
     means = {name: value for name, (value, how) in expected.items() if how == "mean" and "ess" not in name}
     assert {name: metrics[name] for name in means} == pytest.approx(means, rel=1e-6)

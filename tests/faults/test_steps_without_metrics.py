@@ -20,7 +20,7 @@ from scalerl_verl.json_lines import append_line, read_records
 from scalerl_verl.ledger import step_log
 from scalerl_verl.scaling.logs.reading import read_run
 from scalerl_verl.scaling.logs.steps import find_missing, name_steps
-from scalerl_verl.verl import compute as patches
+from tests.steps import in_front_of
 
 
 class Killed(BaseException):
@@ -94,7 +94,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla"}}, "rollout": rollout},
             "global_profiler": {"steps": None},
         })  # fmt: skip
-        stub = Wrapped(config, killed_at, killed_in)
+        stub = in_front_of(Quiet, ledger=True)(config, killed_at, killed_in)
         stub._load_checkpoint()
         try:
             stub.fit(None)
@@ -102,7 +102,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             stub.logger.logger["file"].finish()
         return read_records(tmp_path / "run" / step_log.STEPS_FILE)
 
-    class Wrapped(StubTrainer):
+    class Quiet(StubTrainer):
         def _start_profiling(self) -> None:
             pass
 
@@ -112,9 +112,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         def _shutdown_dump_executor(self) -> None:
             pass
 
-    for spec in patches.SPECS:
-        name = spec.target.removeprefix("PPOTrainer.")
-        monkeypatch.setattr(Wrapped, name, spec.build(getattr(Wrapped, name), None))
     monkeypatch.setattr(trainer_base.SkipManager, "init", lambda *a: None)
     monkeypatch.setattr(trainer_base.SkipManager, "set_step", lambda *a: None)
     monkeypatch.setattr(trainer_base.tq, "kv_clear", lambda **k: None)

@@ -14,7 +14,7 @@ import pytest
 from scalerl_verl.verl.patches import SYMBOLS
 
 RUN_WITHOUT_OUR_NAMES = """
-import importlib, inspect, json, logging, os
+import importlib, inspect, json, os
 from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 from scalerl_verl.upstream.spec import resolve
 from scalerl_verl.verl.patches import SYMBOLS
@@ -30,7 +30,6 @@ for spec in SYMBOLS:
     targets[spec.name] = {
         "wrapped": hasattr(value, "__wrapped__") or (callable(value) and inspect.unwrap(value) is not value),
         "file": getattr(getattr(value, "__code__", None), "co_filename", None),
-        "own_info": "info" in vars(value) if isinstance(value, logging.Logger) else None,
     }
 
 from verl.workers.engine import EngineRegistry
@@ -77,8 +76,8 @@ def test_every_patch_but_the_start_up_check_is_dormant(plain: dict[str, Any]) ->
 @pytest.mark.parametrize("spec", [spec for spec in SYMBOLS if spec.when != "always"], ids=lambda spec: spec.name)
 def test_target_is_the_original_object(plain: dict[str, Any], spec: Any) -> None:
     target = plain["targets"][spec.name]
-    assert target["wrapped"] is False
-    assert target["own_info"] is not True
+    # What ours only override may be wrapped by verl itself.
+    assert target["wrapped"] is False or spec.kind == "override"
     if target["file"] is not None:
         assert f"/{spec.distribution}/" in target["file"] and "scalerl_verl" not in target["file"]
 

@@ -23,6 +23,7 @@ from scalerl_verl.errors import PatchError, TruncationError
 from scalerl_verl.interruption.response import RECORD_KEY, LengthRecord
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.verl import training_step as patches
+from tests.steps import in_front_of
 
 MAX_LENGTH = 8
 
@@ -43,7 +44,7 @@ SAMPLED = [5, 6, 5, 8, 0]
 LENGTHS = [5, 8, 7, 8, 1]
 
 
-class Trainer:
+class StubTrainer:
     """Stands for PPOTrainer: its `_compute_advantage` without the TransferQueue around it."""
 
     def __init__(self, loop: str = "forced_interruption", estimator: str = "scalerl", **alarm: Any) -> None:
@@ -76,6 +77,9 @@ class Trainer:
         return "batch"
 
 
+Trainer = in_front_of(StubTrainer)
+
+
 @pytest.fixture(autouse=True)
 def transfer_queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def kv_batch_get(keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
@@ -87,14 +91,13 @@ def transfer_queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def run_step(trainer: Trainer) -> dict[str, Any]:
+def run_step(trainer: Any) -> dict[str, Any]:
     """Metrics under scalerl/length/ of one step."""
     tags = [
         {"response_len": length, "is_padding": key.startswith("pad")} for key, length in zip(ROWS, LENGTHS, strict=True)
     ]
     batch, metrics = KVBatchMeta(partition_id="train", keys=list(ROWS), tags=tags), {}
-    builders = {spec.target: spec.build for spec in patches.SPECS}
-    builders["PPOTrainer._compute_advantage"](Trainer._compute_advantage, None)(trainer, batch, metrics)
+    trainer._compute_advantage(batch, metrics)
     prefix = "scalerl/length/"
     return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
@@ -156,22 +159,23 @@ def test_window_survives_a_checkpoint(tmp_path: Path) -> None:
     first = Trainer(window_batches=3, on_alarm="stop", fraction=0.4)
     run_step(first)
     run_step(first)
-    length_step.save_alarm(first, str(tmp_path))
+    length_step.save_alarm(first.scalerl.alarm, first.config, str(tmp_path))
     resumed = Trainer(window_batches=3, on_alarm="stop", fraction=0.4)
-    length_step.restore_alarm(resumed, str(tmp_path))
+    length_step.restore_alarm(resumed.scalerl.alarm, resumed.config, str(tmp_path))
     with pytest.raises(TruncationError, match="last 3 batches"):
         run_step(resumed)
     fresh = Trainer(window_batches=3, on_alarm="stop", fraction=0.4)
-    length_step.restore_alarm(fresh, None)
-    length_step.restore_alarm(fresh, str(tmp_path / "saved before there was an alarm"))
+    length_step.restore_alarm(fresh.scalerl.alarm, fresh.config, None)
+    length_step.restore_alarm(fresh.scalerl.alarm, fresh.config, str(tmp_path / "saved before there was an alarm"))
     assert run_step(fresh)["truncation_alarm_max"] == 0.0
     (tmp_path / length_step.STATE_FILE).write_text("{")
     with pytest.raises(ValueError, match=f"{length_step.STATE_FILE}.*delete it to start with an empty window"):
-        length_step.restore_alarm(fresh, str(tmp_path))
+        length_step.restore_alarm(fresh.scalerl.alarm, fresh.config, str(tmp_path))
 
 
 def test_a_run_of_verl_s_own_names_saves_no_window(tmp_path: Path) -> None:
-    length_step.save_alarm(Trainer(loop="single_turn_agent", estimator="grpo"), str(tmp_path))
+    trainer = Trainer(loop="single_turn_agent", estimator="grpo")
+    length_step.save_alarm(trainer.scalerl.alarm, trainer.config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -190,11 +194,11 @@ class Buffer:
 def test_metrics_of_a_validation_of_several_batches() -> None:
     trainer = Trainer()
     trainer.replay_buffer = Buffer()
-    with length_step.watch_validation(trainer) as lengths:
+    with length_step.watch_validation(trainer.config, trainer.replay_buffer) as lengths:
         assert lengths is not None
         for _ in range(2):
             trainer.replay_buffer.sample(global_steps=0, partition_id="val", batch_size=1)
-        length_step.note_validation_rewards(trainer, [-1.0, 1.0, -1.0, 1.0])
+        lengths.note_rewards([-1.0, 1.0, -1.0, 1.0])
         found = lengths.metrics()
     # As of the same rows in training, without the alarm.
     expected = {f"scalerl/length/val/{name}": value for name, value in run_step(Trainer()).items()}
@@ -206,11 +210,11 @@ def test_metrics_of_a_validation_of_several_batches() -> None:
 def test_validation_that_scored_other_responses_than_it_sampled_is_an_error() -> None:
     trainer = Trainer()
     trainer.replay_buffer = Buffer()
-    with length_step.watch_validation(trainer) as lengths:
+    with length_step.watch_validation(trainer.config, trainer.replay_buffer) as lengths:
         trainer.replay_buffer.sample(global_steps=0, partition_id="val", batch_size=1)
         with pytest.raises(PatchError, match="sampled 2 responses and scored none"):
             lengths.metrics()
-        length_step.note_validation_rewards(trainer, [1.0])
+        lengths.note_rewards([1.0])
         with pytest.raises(PatchError, match="sampled 2 responses and scored 1"):
             lengths.metrics()
 
@@ -218,6 +222,5 @@ def test_validation_that_scored_other_responses_than_it_sampled_is_an_error() ->
 def test_validation_of_a_run_of_verl_s_own_names_is_not_looked_at() -> None:
     trainer = Trainer(loop="single_turn_agent", estimator="grpo")
     trainer.replay_buffer = Buffer()
-    with length_step.watch_validation(trainer) as lengths:
+    with length_step.watch_validation(trainer.config, trainer.replay_buffer) as lengths:
         assert lengths is None
-        length_step.note_validation_rewards(trainer, [1.0])

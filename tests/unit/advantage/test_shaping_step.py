@@ -26,6 +26,7 @@ from scalerl_verl.advantage.reward_shaping import Responses, RewardShaping
 from scalerl_verl.config.checks import find_problems
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.verl import training_step as patches
+from tests.steps import in_front_of
 from tests.unit.composed import changed
 
 MAX_LENGTH = 6
@@ -120,15 +121,14 @@ def run_step(
     monkeypatch: pytest.MonkeyPatch, estimator: str, shaping: dict[str, Any], mode: str = "token-sum"
 ) -> tuple[list[float], Trainer, dict[str, Any]]:
     """Advantage of each row, the trainer and the metrics."""
-    builders = {spec.target: spec.build for spec in patches.SPECS}
-    trainer, metrics = Trainer(estimator, mode, shaping), {}
+    trainer, metrics = in_front_of(Trainer)(estimator, mode, shaping), {}
 
     def kv_batch_get(keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
         assert (partition_id, select_fields) == ("train", ["extra_fields"])
         return tu.get_tensordict({"extra_fields": [{"of": key} for key in keys]})
 
     monkeypatch.setattr("transfer_queue.kv_batch_get", kv_batch_get)
-    builders["PPOTrainer._compute_advantage"](Trainer._compute_advantage, None)(trainer, batch_meta(), metrics)
+    trainer._compute_advantage(batch_meta(), metrics)
     return trainer.data.batch["advantages"][:, 0].tolist(), trainer, metrics
 
 

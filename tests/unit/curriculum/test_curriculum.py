@@ -33,12 +33,11 @@ from scalerl_verl.curriculum import (
 from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.curriculum.prompt_ids import COLUMN, label_dataset, prompt_id
 from scalerl_verl.curriculum.settings import find_problems, read_rules
-from scalerl_verl.curriculum.verl import find_sampler, record_visits, wrap_sampler
+from scalerl_verl.curriculum.verl import find_sampler, record_visits, with_sampler, wrap_sampler
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.names import SAMPLER_CLASS
-from scalerl_verl.verl import curriculum as patches
-from scalerl_verl.verl import training_step as step_patches
+from tests.steps import in_front_of
 
 
 def make_row(index: int, **changes: Any) -> dict[str, Any]:
@@ -150,15 +149,25 @@ def test_data_whose_prompts_cannot_be_marked_is_refused(tmp_path: Path) -> None:
 
 def test_sampler_wraps_verls_own_only_when_named(tmp_path: Path) -> None:
     dataset, config = make_data(tmp_path, [make_row(index) for index in range(4)], shuffle=True, seed=1)
-    create = patches.SPECS[0].build(create_rl_sampler, None)
-    assert type(create(config, dataset)).__name__ == "RandomSampler"
-    assert COLUMN not in dataset.dataframe.column_names
-    config.sampler = {"class_path": "mine.Sampler"}
-    assert type(create(config, dataset)).__name__ == "RandomSampler"
+    options = {"batch_size": 2, "num_workers": 0, "drop_last": True, "collate_fn": collate_fn}
+
+    def of_verl() -> StatefulDataLoader:
+        return StatefulDataLoader(dataset, sampler=create_rl_sampler(config, dataset), **options)
+
+    for section in (None, {"class_path": "mine.Sampler"}):
+        config.sampler = section
+        given = of_verl()
+        assert with_sampler(given, config) is given
+        assert COLUMN not in dataset.dataframe.column_names
     config.sampler = {**SAMPLER, "threshold": 0.5}
-    sampler = create(config, dataset)
+    state = torch.get_rng_state()
+    loader = with_sampler(of_verl(), config)
+    assert torch.equal(state, torch.get_rng_state()), "what is drawn later is that of a run without it"
+    sampler = loader.sampler
     assert isinstance(sampler, NoPositiveResampling) and sampler.rules.threshold == 0.5
-    assert list(sampler) == list(create_rl_sampler(config, dataset)), "the first epoch is that of a run without it"
+    assert {name: getattr(loader, name) for name in options} == options and loader.dataset is dataset
+    drawn = [[info["index"] for info in batch["extra_info"]] for batch in loader]
+    assert drawn == [[info["index"] for info in batch["extra_info"]] for batch in of_verl()], "in its first epoch"
 
 
 def test_unknown_option_stops_the_sampler(tmp_path: Path) -> None:
@@ -175,7 +184,7 @@ class Trainer:
         self.dataset, config = make_data(folder, rows, sampler={**SAMPLER, "log_file": str(folder / "drops.jsonl")})
         config.update(data)
         self.config = OmegaConf.create({"data": config, **ALGORITHM})
-        self.group_size, self.step, self.iterator = group_size, 0, None
+        self.group_size, self.step_number, self.iterator = group_size, 0, None
         self.train_dataloader = StatefulDataLoader(
             self.dataset,
             batch_size=config.train_batch_size,
@@ -198,7 +207,7 @@ class Trainer:
 
     def run_step(self) -> tuple[list[int], dict[str, Any]]:
         """Prompts below 2 always pass; of the others every second response. One padding row."""
-        self.step += 1
+        self.step_number += 1
         self.iterator = self.iterator or iter(self.train_dataloader)
         try:
             fetched = next(self.iterator)
@@ -208,8 +217,8 @@ class Trainer:
         indices = [int(info["index"]) for info in fetched["extra_info"]]
         self.rows = [
             {
-                "uid": f"{self.step}-{position}",
-                "key": f"{self.step}-{position}_{session}_0",
+                "uid": f"{self.step_number}-{position}",
+                "key": f"{self.step_number}-{position}_{session}_0",
                 "id": fetched[COLUMN][position],
                 "score": 1.0 if index < 2 or session % 2 else -1.0,
                 "padding": False,
@@ -218,8 +227,8 @@ class Trainer:
             for session in range(self.group_size)
         ]
         self.rows.append({**self.rows[0], "key": "pad_0_0", "score": -1.0, "padding": True})
-        random.Random(self.step).shuffle(self.rows)
-        tags = [{"global_steps": self.step} for _ in self.rows]
+        random.Random(self.step_number).shuffle(self.rows)
+        tags = [{"global_steps": self.step_number} for _ in self.rows]
         batch = KVBatchMeta(partition_id="train", keys=[row["key"] for row in self.rows], tags=tags)
         metrics: dict[str, Any] = {}
         assert self._compute_advantage(batch, metrics) == "result"
@@ -228,10 +237,7 @@ class Trainer:
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    builders = {spec.target: spec.build for spec in step_patches.SPECS}
-    patched = builders["PPOTrainer._compute_advantage"](Trainer._compute_advantage, None)
-    monkeypatch.setattr(Trainer, "_compute_advantage", patched)
-    made = Trainer(tmp_path, num_prompts=6, group_size=4)
+    made = in_front_of(Trainer)(tmp_path, num_prompts=6, group_size=4)
 
     def kv_batch_get(keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
         assert partition_id == "train"
@@ -298,7 +304,7 @@ def test_mini_batches_of_a_step_combine_as_the_names_say() -> None:
 
 def test_sampler_that_verl_did_not_take_is_a_loud_error(trainer: Trainer) -> None:
     trainer.train_dataloader = StatefulDataLoader(trainer.dataset, collate_fn=collate_fn)
-    with pytest.raises(PatchError, match=r"verl\.curriculum\.sampler"):
+    with pytest.raises(PatchError, match=r"draws from \w*Sampler: .* use another trainer\.v1\.trainer_mode"):
         find_sampler(trainer)
     trainer.config.data.pop("sampler")
     assert find_sampler(trainer) is None

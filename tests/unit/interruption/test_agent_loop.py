@@ -31,7 +31,7 @@ from scalerl_verl.interruption.response import RECORD_KEY
 from scalerl_verl.interruption.settings import make_script, read_settings
 from scalerl_verl.interruption.verl import ForcedInterruptionLoop, ResponseContext, response_context
 from scalerl_verl.upstream.activation import ACTIVE_ENV
-from scalerl_verl.verl import agent_loop as patch
+from scalerl_verl.verl.agent_worker import AgentWorkerMixin
 from tests.unit.interruption.scripted import ScriptedEngine
 
 TOKENIZER = quickstart_model.build_tokenizer()
@@ -225,42 +225,53 @@ def test_end_tokens_of_the_generation_config_end_a_response_at_the_budget() -> N
     assert PHRASE in text_of(run(engine, config))
 
 
-def test_the_worker_tells_validation_and_end_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patch of `AgentLoopWorker._run_agent_loop`, around a stand-in for it."""
+def test_the_worker_tells_validation_and_end_tokens() -> None:
+    """Our `_run_agent_loop` in front of a stand-in for that of verl's worker."""
     seen = []
 
-    async def original(self: Any, sampling_params: Any, trajectory: Any, *, agent_name: str, **_: Any) -> str:
-        seen.append(agent_loop._context.get())
-        return agent_name
+    class Worker:
+        def __init__(self, ends: Any) -> None:
+            self.config = None
+            self.model_config = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends))
 
-    wrapped = patch._build_context(original, SimpleNamespace())
+        async def _run_agent_loop(self, sampling_params: Any, trajectory: Any, *, agent_name: str, **_: Any) -> str:
+            seen.append(agent_loop._context.get())
+            return agent_name
+
+    class Ours(AgentWorkerMixin, Worker):
+        pass
+
     for ends, expected in (None, set()), (7, {7}), ([7, 8], {7, 8}):
-        worker = SimpleNamespace(model_config=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends)))
         for validate in (True, False):
-            assert asyncio.run(wrapped(worker, {}, {"validate": validate, "step": 7}, agent_name="x")) == "x"
+            run = Ours(ends)._run_agent_loop({}, trajectory={"validate": validate, "step": 7}, agent_name="x")
+            assert asyncio.run(run) == "x"
             step = 0 if validate else 7
             assert seen[-1] == ResponseContext(validation=validate, step=step, stop_ids=frozenset(expected))
     assert agent_loop._context.get() is None
 
 
 def score(reward: Any, *, mode: str | None = "pipeline_rl", validate: bool = False, is_scored: bool = True) -> None:
-    """The patch of `AgentLoopWorker._compute_score`, around a stand-in that assigns ``reward`` to the last output."""
-
-    async def original(self: Any, outputs: list[Any], kwargs: Any) -> None:
-        outputs[-1].reward_score = reward
-
+    """Our `_compute_score` in front of a stand-in that assigns ``reward`` to the last output."""
     trainer = {} if mode is None else {"v1": {"trainer_mode": mode}}
-    worker = SimpleNamespace(
-        config=OmegaConf.create({"trainer": trainer}),
-        model_config=SimpleNamespace(generation_config=None),
-        reward_loop_worker_handles=["a worker"] if is_scored else None,
-    )
+
+    class Worker:
+        config = OmegaConf.create({"trainer": trainer})
+        model_config = SimpleNamespace(generation_config=None)
+        reward_loop_worker_handles = ["a worker"] if is_scored else None
+
+        async def _compute_score(self, outputs: list[Any], kwargs: Any) -> None:
+            outputs[-1].reward_score = reward
+
+    class Ours(AgentWorkerMixin, Worker):
+        pass
+
+    worker = Ours()
     OmegaConf.set_struct(worker.config, True)  # as Hydra composes it
     outputs = [
         SimpleNamespace(reward_score=value, extra_fields={"reward_extra_info": {}}) for value in (float("nan"), None)
     ]
     with response_context(worker, {"validate": validate, "step": 1}):
-        asyncio.run(patch._build_score(original, SimpleNamespace())(worker, outputs, {}))
+        asyncio.run(worker._compute_score(outputs, {}))
 
 
 NO_NUMBERS = [float("nan"), float("-inf"), np.float32("nan"), None, "1.0", [1.0], {"score": 1.0}, 10**400]
@@ -333,7 +344,6 @@ def run_session(engine: ScriptedEngine, config: DictConfig, session: int, step: 
 
 
 def test_outside_a_checked_run_and_outside_verl_s_worker_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_loop, "require_active", lambda *names: None)
     with pytest.raises(PatchError, match="AgentLoopWorker"):
         run(make_engine("<think>7"), context=None)
     monkeypatch.delenv(ACTIVE_ENV)
@@ -370,7 +380,7 @@ def test_unknown_keys_of_the_section_stop_the_loop() -> None:
         run(make_engine("<think>7"), make_config(budgets=[1, 2]))
 
 
-def test_the_method_that_is_wrapped_takes_what_we_pass() -> None:
+def test_the_method_behind_ours_takes_what_we_pass() -> None:
     import inspect
 
     names = list(inspect.signature(inspect.unwrap(AgentLoopWorker._run_agent_loop)).parameters)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger in a trainer: our wrappers around stand-ins for verl's methods, real configs, real files.
+"""The ledger in a trainer: our steps in front of stand-ins for verl's methods, real configs, real files.
 
 A real trainer needs Ray and an engine: tests/e2e/test_sync.py runs one, with a resumption.
 """
@@ -18,8 +18,7 @@ from scalerl_verl.advantage import AdvantageResult
 from scalerl_verl.advantage.step import AdvantageStep
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.ledger import verl as compute
-from scalerl_verl.verl import compute as patches
-from scalerl_verl.verl import training_step
+from tests.steps import in_front_of
 
 FLOPS_PER_TOKEN = 100.0
 MAX_LENGTH = 8
@@ -57,8 +56,9 @@ class StubBuffer:
 
 
 class StubTrainer:
-    """Stands for verl's PPOTrainer: the methods that are wrapped, with their order in a step."""
+    """Stands for verl's PPOTrainer: the methods that ours extend, with their order in a step."""
 
+    scalerl: Any
     use_reference_policy = False
     total_training_steps = 10
     uses_names = True
@@ -68,9 +68,6 @@ class StubTrainer:
     def __init__(self, config: Any) -> None:
         self.config, self.global_steps = config, 0
         self.replay_buffer = StubBuffer()
-
-    def init(self) -> None:
-        self._load_checkpoint()
 
     def _load_checkpoint(self) -> None:
         latest = Path(self.config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
@@ -117,25 +114,23 @@ class StubTrainer:
         step = AdvantageStep("prompt-mean", metrics, uses_groups=True, uses_names=self.uses_names)
         step.num_tokens_B, step.kept_B = np.array([4, 5, 6, 0]), np.array([*self.kept, False])
         step.result = AdvantageResult(step.kept_B.astype(float), step.kept_B, groups=None, std=1.0)
-        compute.count_batch(self, batch, step)
-        self._scalerl_step = step
+        compute.count_batch(self.scalerl.ledger, self, batch, step)
+        self.scalerl.step = step
         return self._update_actor(batch, metrics)
 
 
+Trainer = in_front_of(StubTrainer, ledger=True)
+
+
 @pytest.fixture(autouse=True)
-def wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-ins wrapped as verl's methods are; FLOPs by a fixed price instead of a model's config."""
-    for spec in patches.SPECS:
-        name = spec.target.removeprefix("PPOTrainer.")
-        monkeypatch.setattr(StubTrainer, name, spec.build(getattr(StubTrainer, name), None))
-    update = training_step._build_update(StubTrainer._update_actor, None)
-    monkeypatch.setattr(StubTrainer, "_update_actor", update)
+def priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLOPs by a fixed price instead of a model's config."""
     monkeypatch.setattr(compute, "find_flops_counter", lambda config: lambda seqlens: FLOPS_PER_TOKEN * sum(seqlens))
 
 
-def start(folder: Path, **changes: Any) -> StubTrainer:
-    trainer = StubTrainer(make_config(folder, **changes))
-    trainer.init()
+def start(folder: Path, **changes: Any) -> Any:
+    trainer = Trainer(make_config(folder, **changes))
+    trainer._load_checkpoint()
     return trainer
 
 
@@ -191,7 +186,7 @@ def test_validation_reports_its_lengths_and_leaves_verl_s_buffer_alone(tmp_path)
         "scalerl/length/val/truncated_fraction_prompt_max": 0.5,
         "scalerl/length/val/clamped_fraction": 0.0,
     }
-    assert vars(trainer.replay_buffer) == {} and not hasattr(trainer, "_scalerl_validation_lengths")
+    assert vars(trainer.replay_buffer) == {} and trainer.scalerl.validation is None
 
 
 def test_resumed_run_continues_the_count(tmp_path):
@@ -206,7 +201,7 @@ def test_resumed_run_continues_the_count(tmp_path):
     assert metrics["scalerl/compute/generated_tokens"] == 45 and metrics["scalerl/compute/trained_tokens"] == 45
     assert metrics["scalerl/compute/wasted_tokens"] == 15 and metrics["scalerl/compute/wasted_gpu_hours"] > 0
     assert metrics["scalerl/compute/gpu_hours"] > saved["scalerl/compute/gpu_hours"]
-    assert [point.totals.steps for point in resumed._scalerl_ledger.counts.points] == [0, 2]
+    assert [point.totals.steps for point in resumed.scalerl.ledger.counts.points] == [0, 2]
 
 
 def test_torn_line_of_a_killed_run_is_dropped(tmp_path):

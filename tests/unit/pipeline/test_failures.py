@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from scalerl_verl.interruption import verl as agent_loop
 from scalerl_verl.pipeline import failures
-from scalerl_verl.verl.agent_loop import SPECS
+from scalerl_verl.verl import agent_worker
 
 
 class StubQueue:
@@ -31,17 +29,21 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> StubQueue:
 
 
 def run_failing_loop(monkeypatch: pytest.MonkeyPatch, mode: str, validate: bool) -> None:
-    """The wrapper around verl's method, whose original raises."""
+    """Our method in front of one of verl's that raises."""
     from contextlib import nullcontext
 
-    async def original(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise KeyError("chat\ntemplate")
+    class Worker:
+        config = OmegaConf.create({"trainer": {"v1": {"trainer_mode": mode}}})
 
-    monkeypatch.setattr(agent_loop, "response_context", lambda *_: nullcontext())
-    worker = SimpleNamespace(config=OmegaConf.create({"trainer": {"v1": {"trainer_mode": mode}}}))
-    wrapped = SPECS[0].build(original, agent_loop)
+        async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> None:
+            raise KeyError("chat\ntemplate")
+
+    class Ours(agent_worker.AgentWorkerMixin, Worker):
+        pass
+
+    monkeypatch.setattr(agent_worker, "response_context", lambda *_: nullcontext())
     with pytest.raises(KeyError):
-        asyncio.run(wrapped(worker, {}, {"validate": validate}, agent_name="single_turn_agent", uid="g7"))
+        asyncio.run(Ours()._run_agent_loop({}, {"validate": validate}, agent_name="single_turn_agent", uid="g7"))
 
 
 def test_error_is_noted_at_the_prompt_and_still_raised(queue: StubQueue, monkeypatch: pytest.MonkeyPatch) -> None:

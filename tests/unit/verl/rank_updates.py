@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Part of engine_gradients: one batch, several optimizer steps, through verl's trainer methods, worker and engine.
 
-verl's `PPOTrainer._balance_batch` and `_update_actor`, under our patches, hand each rank its part, which verl's
+verl's `PPOTrainer._balance_batch` and `_update_actor`, behind ours, hand each rank its part, which verl's
 `TrainingWorker` trains on in FP64, by plain gradient descent.
 """
 
@@ -20,7 +20,6 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.config import CheckpointConfig
 from verl.trainer.ppo import padding_utils
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.config.engine import TrainingWorkerConfig
@@ -148,7 +147,7 @@ def train(worker: TrainingWorker, case: str) -> tuple[list[list[str]], dict[str,
     changes = {f"actor_rollout_ref.actor.{key}": value for key, value in fixed.items()}
     trainer: Any = Trainer(run_config(UPDATES * MINI, MINI, **changes), worker.world_size)
     metrics: dict[str, Any] = {}
-    batch = PPOTrainer._balance_batch(trainer, KVBatchMeta(keys=keys, tags=tags, partition_id="train"), metrics)
+    batch = trainer._balance_batch(KVBatchMeta(keys=keys, tags=tags, partition_id="train"), metrics)
     rewards = {key: 1.0 if prompt_of(key) in EQUAL or "_0_" in key else -1.0 for key in keys}
     advantages_BT = take_advantages(trainer, batch, advantage_data(batch, rewards, lengths), metrics)
     rows = make_rows(batch.keys, advantages_BT, lengths)
@@ -174,7 +173,7 @@ def train(worker: TrainingWorker, case: str) -> tuple[list[list[str]], dict[str,
     worker.set_loss_fn(noting_loss)
     trainer.actor_rollout_wg = RankOfWorkers(worker, rows, split)
     with mock.patch.object(worker.engine, "train_batch", noting_step):
-        PPOTrainer._update_actor(trainer, batch, metrics)
+        trainer._update_actor(batch, metrics)
     return seen, {name: float(value) for name, value in metrics.items() if name.startswith("scalerl/")}
 
 

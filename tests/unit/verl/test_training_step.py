@@ -39,6 +39,7 @@ from scalerl_verl.loss.verl_config import PLAIN_MODE, statistics_mode
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.verl import training_step as patches
 from scalerl_verl.verl.algorithms import estimate_advantages, metric_aggregations, policy_loss
+from tests.steps import in_front_of
 
 EPS_MAX = 2.0
 WIDTH = 9
@@ -268,9 +269,9 @@ def test_unknown_key_of_our_section_stops_the_estimator() -> None:
         compute_advantages(Batch.make(0), "prompt-mean", norm="batch")
 
 
-def test_estimator_outside_the_patched_step_is_refused() -> None:
+def test_estimator_outside_our_training_step_is_refused() -> None:
     data = Batch.make(0).data()
-    with pytest.raises(PatchError, match=r"verl\.training_step\.context"):
+    with pytest.raises(PatchError, match=r"verl\.training_step\.weights"):
         estimate_advantages(
             data.batch["token_level_rewards"], data.batch["response_mask"], data.non_tensor_batch["uid"]
         )
@@ -358,15 +359,11 @@ class StubTrainer:
 
 @pytest.mark.fault("every group filtered: the run aborts or divides by 0")
 @pytest.mark.parametrize("trains", [True, False])
-def test_update_is_skipped_when_nothing_trains(monkeypatch: pytest.MonkeyPatch, trains: bool) -> None:
-    builders = {spec.target: spec.build for spec in patches.SPECS}
-    for method in ("_compute_advantage", "_update_actor"):
-        patched = builders[f"PPOTrainer.{method}"](getattr(StubTrainer, method), None)
-        monkeypatch.setattr(StubTrainer, method, patched)
+def test_update_is_skipped_when_nothing_trains(trains: bool) -> None:
     batch = Batch.make(0)
     if not trains:
         batch.rewards_B[:] = -1.0
-    trainer, metrics = StubTrainer(batch), {}
+    trainer, metrics = in_front_of(StubTrainer)(batch), {}
     trainer._compute_advantage("batch", metrics)
     assert trainer._update_actor("batch", metrics) == "batch"
     assert trainer.updates == int(trains)
@@ -375,14 +372,11 @@ def test_update_is_skipped_when_nothing_trains(monkeypatch: pytest.MonkeyPatch, 
     assert not any(name.startswith("actor/scalerl/") for name in metrics)
 
 
-def test_advantages_know_the_rows_of_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    builders = {spec.target: spec.build for spec in patches.SPECS}
-    patched = builders["PPOTrainer._compute_advantage"](StubTrainer._compute_advantage, None)
-    monkeypatch.setattr(StubTrainer, "_compute_advantage", patched)
-    trainer = StubTrainer(Batch.make(0))
-    division = trainer._scalerl_step_rows = StepRows(1, len(trainer.batch.rewards_B), 1)
+def test_advantages_know_the_rows_of_each_update() -> None:
+    trainer = in_front_of(StubTrainer)(Batch.make(0))
+    division = trainer.scalerl.division = StepRows(1, len(trainer.batch.rewards_B), 1)
     trainer._compute_advantage("batch", {})
-    assert np.array_equal(trainer._scalerl_step.rows_of_steps, division.rows())
+    assert np.array_equal(trainer.scalerl.step.rows_of_steps, division.rows())
 
 
 WORKER = """

@@ -63,7 +63,7 @@ def _replay(trainer: Any, batch: Any) -> None:
     start, gradients = str(_folder() / "replay"), _folder() / "gradient.pt"
     trainer.actor_rollout_wg.save_checkpoint(start, None, trainer.global_steps)
     # What is trained here again is the test's doing, not the run's: its compute is not counted.
-    ledger = trainer.__dict__.pop("_scalerl_ledger", None)
+    ledger, trainer.scalerl.ledger = trainer.scalerl.ledger, None
     found = {}
     for name, changes in {**toggles, "the run's own": {}}.items():
         trainer.actor_rollout_wg.load_checkpoint(local_path=start)
@@ -79,13 +79,12 @@ def _replay(trainer: Any, batch: Any) -> None:
     trainer.actor_rollout_wg.load_checkpoint(local_path=start)
     if visits is not None:
         history.load_state_dict(visits)
-    if ledger is not None:
-        trainer._scalerl_ledger = ledger
+    trainer.scalerl.ledger = ledger
     (_folder() / "replay.json").write_text(json.dumps(found))
 
 
 def _install_replay(module: ModuleType) -> None:
-    update_actor = module.PPOTrainer._update_actor
+    update_actor = module.ScaleRLTrainer._update_actor
 
     @functools.wraps(update_actor)
     def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
@@ -95,7 +94,7 @@ def _install_replay(module: ModuleType) -> None:
             _replay(self, batch)
         return batch
 
-    module.PPOTrainer._update_actor = _update_actor
+    module.ScaleRLTrainer._update_actor = _update_actor
 
 
 def _note(**entry: Any) -> None:
@@ -169,8 +168,9 @@ def _install_uids(module: ModuleType) -> None:
     module.uuid = SimpleNamespace(uuid4=lambda: uuid.UUID(int=next(numbers)))
 
 
+if os.environ.get("PROBE_TOGGLES"):
+    after_import("scalerl_verl.verl.trainer", _install_replay)
 for _variable, _install in {
-    "PROBE_TOGGLES": _install_replay,
     "PROBE_PROMPTS": _install_prompt_log,
     "PROBE_GATE_STEP": _install_gate,
     "PROBE_HOLD_STEP": _install_hold,
