@@ -16,6 +16,7 @@ from scalerl_verl.config.machine_checks import cluster_address, num_devices
 from scalerl_verl.config.settings import AlgorithmSettings
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.generator import frontend
 from scalerl_verl.head import settings as head_settings
 from scalerl_verl.interruption import settings as interruption_settings
 from scalerl_verl.loss.terms import UNWEIGHTED, active_terms
@@ -338,6 +339,7 @@ _CHECKS: tuple[Check, ...] = (
     pipeline_checks.find_problems,
     transfer_checks.find_problems,
     head_settings.find_problems,
+    frontend.find_problems,
     legacy_keys.find_problems,
     _cpu,
 )

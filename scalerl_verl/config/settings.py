@@ -31,6 +31,8 @@ class AlgorithmSettings:
         pass_key: what decides whether a response passed, see `PassRule`: a key of what the reward function returns, or
             ``reward``. None: ``acc``, in a row without it ``score``, without both the reward.
         pass_threshold: a value above it passes. None: 0.5.
+        fast_frontend: one answer a request from vLLM's front end, when it is complete, and text only for stop strings;
+            what a response is stays the same.
     """
 
     adv_norm: str = _KEYS["adv_norm"].default
@@ -40,6 +42,7 @@ class AlgorithmSettings:
     truncation_alarm: Mapping[str, Any] | None = _KEYS["truncation_alarm"].default
     pass_key: str | None = _KEYS["pass_key"].default
     pass_threshold: float | None = _KEYS["pass_threshold"].default
+    fast_frontend: bool = _KEYS["fast_frontend"].default
 
     def __post_init__(self) -> None:
         problems = [f"{ALGORITHM_SECTION}.{problem}" for problem in wrong_fields(self, ALGORITHM_SECTION)]

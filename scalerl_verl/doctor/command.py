@@ -263,6 +263,8 @@ def _run_status(report: Report, folder: Path) -> None:
             report.trouble(f"process {entry['pid']}: patch {name} was refused")
         for head in entry.get("fp32_head", ()):
             _run_head(report, entry["pid"], head)
+        for server in entry.get("fast_frontend", ()):
+            report.add(f"  {entry['pid']:>8} fast front end: generator {server['replica']}, one answer a request")
 
 
 def _run_head(report: Report, pid: int, head: dict[str, Any]) -> None:

@@ -113,6 +113,12 @@ def _engines(config: DictConfig, backend: str) -> Iterator[str]:
     rollout = _select(config, f"{ROLLOUT}.name", "vllm")
     if rollout != "vllm":
         yield f"{ROLLOUT}.name={rollout} has no FP32 head: set it to vllm, or leave the FP32 head out"
+    path = f"{ROLLOUT}.disaggregation.enabled"
+    if _select(config, path, False):
+        yield (
+            f"{path}=True: verl starts servers of its own for it, which do not say whether their heads are FP32; set "
+            f"{path}=False, or leave the FP32 head out"
+        )
     for key in ("quantization", "qat.enable"):
         path = f"{ROLLOUT}.{key}"
         if _select(config, path):

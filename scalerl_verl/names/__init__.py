@@ -51,6 +51,7 @@ INTERRUPTION_SECTION = f"{ALGORITHM_SECTION}.interruption"
 ALARM_SECTION = f"{ALGORITHM_SECTION}.truncation_alarm"
 WARN, STOP = "warn", "stop"
 PASS_KEY, PASS_THRESHOLD = f"{ALGORITHM_SECTION}.pass_key", f"{ALGORITHM_SECTION}.pass_threshold"
+FAST_FRONTEND = f"{ALGORITHM_SECTION}.fast_frontend"
 FILTER_GROUPS = "algorithm.filter_groups.enable"
 
 SAMPLER_SECTION = "data.sampler"

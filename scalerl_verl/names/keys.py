@@ -89,6 +89,7 @@ KEYS: dict[str, dict[str, Kind]] = {
         "truncation_alarm": Other(),
         "pass_key": text(None, "a key of what the reward function returns"),
         "pass_threshold": replace(PASSES, default=None, null=True),
+        "fast_frontend": switch(False),
     },
     f"{names.SHAPING_SECTION}.{names.LENGTH_PENALTY}": {
         "max_length": whole(None, null=True, unit="tokens"),

@@ -12,9 +12,9 @@ import ray
 from verl.single_controller.ray.base import RayClassWithInitArgs
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import TokenOutput
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from scalerl_verl.errors import RequestFailedError, WeightSyncError
+from scalerl_verl.generator.server import ScaleRLHttpServer, ScaleRLReplica
 from scalerl_verl.pipeline.engine_checks import require_updatable
 from scalerl_verl.pipeline.versions import VersionLog, oldest_version, truncate_runs
 from scalerl_verl.pipeline.vllm import METHOD, RECOMPUTE, SWAP
@@ -77,7 +77,7 @@ class _Clock:
         return taken
 
 
-class PipelineHttpServer(vLLMHttpServer):
+class PipelineHttpServer(ScaleRLHttpServer):
     """One vLLM engine of a pipeline run.
 
     A weight update is `swap`, if the weights were staged, or else `pause_keep`, the loading of weights by others,
@@ -102,9 +102,6 @@ class PipelineHttpServer(vLLMHttpServer):
     async def run_server(self, args: Any) -> None:
         await super().run_server(args)
         require_updatable(self.engine.vllm_config, self.config.tensor_model_parallel_size)
-        # An attribute of this one engine: every request enters through it, and nothing of vLLM is changed.
-        self._add_request = self.engine.add_request
-        self.engine.add_request = self._enter
         # A vLLM without what an update needs shows now, not at the first update.
         await self._note_swap(NO_VERSION)
 
@@ -128,7 +125,7 @@ class PipelineHttpServer(vLLMHttpServer):
         finally:
             waiting.cancel()
 
-    async def _enter(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+    async def _take_in(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's ``add_request``, never in the middle of a weight update and salted with the version.
 
         Only what `generate` sent is remembered, which forgets it. Nobody says here when a request of verl's HTTP
@@ -146,7 +143,7 @@ class PipelineHttpServer(vLLMHttpServer):
             if is_ours:
                 self._log.begin(request_id)
             salted = {**prompt, "cache_salt": salt_of(self._log.version)}
-            queue = await self._add_request(request_id, salted, *args, **kwargs)
+            queue = await super()._take_in(request_id, salted, *args, **kwargs)
             # vLLM gives requests ids of its own; this is the one by which its engine knows this request.
             if is_ours:
                 self._inner_ids[request_id] = queue.request_id
@@ -314,12 +311,10 @@ class PipelineHttpServer(vLLMHttpServer):
         raise WeightSyncError("a pipeline run aborts no request for a weight update; this call has no business here")
 
 
-class PipelineReplica(vLLMReplica):
+class PipelineReplica(ScaleRLReplica):
     """A replica of such servers, whose workers collect weights before they load them."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(PipelineHttpServer)
+    http_server_class = PipelineHttpServer
 
     @property
     def max_concurrency(self) -> int:

@@ -50,7 +50,7 @@ def swap_weights(engine: Any, salt: str, staged: list[bytes], recompute: bool) -
     Args:
         engine: vLLM's EngineCore.
         salt: ``cache_salt`` of the new weights.
-        staged: for each worker's loading, see `scalerl_verl.verl.staged_loading`.
+        staged: for each worker's loading, see `scalerl_verl.generator.worker`.
         recompute: whether running requests have to compute their KV again.
 
     Returns:

@@ -37,7 +37,7 @@ def process_status() -> dict[str, Any]:
             name: {"status": state.status, "detail": state.detail, "late": state.late}
             for name, state in states().items()
         },
-        **{name: list(entries) for name, entries in _facts.items()},
+        **all_facts(),
     }
 
 
@@ -50,6 +50,11 @@ def add_fact(name: str, entry: dict[str, Any]) -> None:
 def read_facts(name: str) -> list[dict[str, Any]]:
     """What was noted under this key in this process, oldest first."""
     return list(_facts.get(name, []))
+
+
+def all_facts() -> dict[str, list[dict[str, Any]]]:
+    """What was noted in this process, by key."""
+    return {name: list(entries) for name, entries in _facts.items()}
 
 
 def record(loaded_by: str | None = None) -> None:

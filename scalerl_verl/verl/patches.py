@@ -11,9 +11,8 @@ from scalerl_verl.upstream.spec import PatchSpec
 from scalerl_verl.verl import (
     bypass_mode,
     engine,
-    head_probe,
     overrides,
-    staged_loading,
+    server,
     startup_check,
     training_step,
     weight_sync,
@@ -25,9 +24,8 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *training_step.SPECS,
     *overrides.SPECS,
     *engine.SPECS,
-    *head_probe.SPECS,
     *weight_sync.SPECS,
-    *staged_loading.SPECS,
+    *server.SPECS,
     *cpu.SPECS,
 )
 VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS, *engine_versions.SPECS)

@@ -14,6 +14,7 @@ from scalerl_verl.config import checks as config_checks
 from scalerl_verl.config import machine_checks, preset_report
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
+from scalerl_verl.generator import frontend
 from scalerl_verl.names import ACTOR_CLASS, LOSS_AGG_MODE, LOSS_MODE, LOSS_SECTION, PROMPT_MEAN, select
 from scalerl_verl.names.asking import asked_names
 from scalerl_verl.upstream import registry, status
@@ -72,6 +73,7 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     _select_actor_config(config)
     curriculum_settings.complete(config)
     point_at_ours(config)
+    frontend.complete(config)
     _forward_environment(config)
     status.record()
     names = ", ".join(f"{path}={value}" for path, value in asked.items())

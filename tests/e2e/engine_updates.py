@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.e2e.engine_updates MODEL [RANKS]``: one vLLM engine through weight updates."""
+"""``python -m tests.e2e.engine_updates MODEL [RANKS] [plain | fast]``: one vLLM engine through weight updates."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from scalerl_verl.pipeline.staging import StagingBuffer
 from tests.pipeline_server import make_server
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else ""
-EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
+EXTENSION = "scalerl_verl.generator.worker.ScaleRLWorkerExtension"
 RANKS = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+FAST = "fast" in sys.argv[3:]
 BLOCK = 32
 PROMPT = [5 + i % 11 for i in range(2 * BLOCK + 3)]
 LONG_PROMPT = [5 + i % 13 for i in range(400)]
@@ -364,7 +365,7 @@ async def main() -> None:
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(arguments)
     try:
-        driver = Driver(make_server(engine, max_model_len=512, prompt_length=80, response_length=100))
+        driver = Driver(make_server(engine, 512, 80, 100, fast=FAST))
         await check_prefixes(driver)
         await check_waiting(driver)
         await check_recompute(driver)

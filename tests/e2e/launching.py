@@ -108,6 +108,16 @@ def make_assets(folder: Path) -> Path:
     return folder
 
 
+def passed_checks(module: str, *arguments: str) -> dict[str, str]:
+    """Run a module that holds a vLLM engine and checks it; check -> what was seen, of all that it reports."""
+    env = {**os.environ, **CPU_ENVIRONMENT, "SCALERL_VERL_ACTIVE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, cwd=REPO)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    lines = [line.removeprefix("PASSED ") for line in done.stdout.splitlines() if line.startswith("PASSED ")]
+    return dict(line.split(" | ", 1) for line in lines)
+
+
 def launch_verl(
     folder: Path,
     assets: Path,

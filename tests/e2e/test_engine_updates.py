@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight updates under running requests, on a real vLLM engine of two ranks (CPU) behind our server class, without Ray
-or a trainer. The runs of test_pipeline have engines of one rank.
+"""Weight updates under running requests, on a real vLLM engine (CPU) behind our server class, without Ray or a trainer:
+of two ranks, and of one with the fast front end. The runs of test_pipeline have engines of one rank.
 
 The server is made without verl's constructor, which wants a Ray actor around it; everything from `generate` on is the
 real thing.
@@ -8,14 +8,11 @@ real thing.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.launching import CPU_ENVIRONMENT
+from tests.e2e.launching import passed_checks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -55,17 +52,10 @@ def even_model(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-@pytest.fixture(scope="module")
-def passed(even_model: Path) -> dict[str, str]:
+@pytest.fixture(scope="module", params=[("2", "plain"), ("1", "fast")], ids=["two ranks", "fast front end"])
+def passed(even_model: Path, request: pytest.FixtureRequest) -> dict[str, str]:
     """Check -> what was seen, printed by one process that holds the engine."""
-    env = {**os.environ, **CPU_ENVIRONMENT, "SCALERL_VERL_ACTIVE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    command = [sys.executable, "-m", "tests.e2e.engine_updates", str(even_model), "2"]
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=500, cwd=Path(__file__).resolve().parents[2]
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    lines = [line.removeprefix("PASSED ") for line in done.stdout.splitlines() if line.startswith("PASSED ")]
-    return dict(line.split(" | ", 1) for line in lines)
+    return passed_checks("tests.e2e.engine_updates", str(even_model), *request.param)
 
 
 @pytest.mark.fault("the prefix cache serves a new request KV of old weights")

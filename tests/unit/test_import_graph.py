@@ -19,6 +19,7 @@ ROOMS = (
     ("names",),
     ("metrics", "columns"),
     ("upstream", "shapes", "engine_context"),
+    ("generator",),
     ("pipeline", "loss"),
     ("interruption",),
     ("advantage",),

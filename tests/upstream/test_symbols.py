@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,23 @@ WITHOUT_SOURCE = {
 """The only entries that may list no source hash, and why."""
 MAX_CHANGED = 32
 """Symbols of verl and vLLM that are not what they were once our patches are applied."""
+
+SUBCLASSES = """
+import inspect, json
+from scalerl_verl.pipeline.server import PipelineHttpServer, PipelineReplica
+from scalerl_verl.generator.server import ScaleRLHttpServer, ScaleRLReplica
+from scalerl_verl.generator.worker import ScaleRLWorkerExtension
+
+found = set()
+for cls in (ScaleRLHttpServer, PipelineHttpServer, ScaleRLReplica, PipelineReplica, ScaleRLWorkerExtension):
+    methods = [name for name, value in vars(cls).items() if inspect.isfunction(value) or isinstance(value, property)]
+    for name in methods:
+        for base in cls.__mro__[1:]:
+            if name in vars(base) and base.__module__.startswith("verl."):
+                found.add((base.__module__, f"{base.__name__}.{name}"))
+                break
+print("OVERRIDDEN " + json.dumps(sorted(found)))
+"""
 
 READ_ORIGINALS = """
 import importlib, json
@@ -42,17 +60,21 @@ print("ORIGINALS " + json.dumps(found))
 """
 
 
+def _run(code: str, answer: str, **more: str) -> Any:
+    """What code prints after the word ``answer``, in a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**environment, **more}, capture_output=True, text=True, timeout=300
+    )
+    lines = [line for line in done.stdout.split("\n") if line.startswith(f"{answer} ")]
+    assert lines, done.stderr[-2000:]
+    return json.loads(lines[-1].removeprefix(f"{answer} "))
+
+
 @pytest.fixture(scope="module")
 def originals() -> dict[str, dict[str, str]]:
     """Name -> source hash of the original, read in a process into which verl loads no plugin."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
-    environment["VERL_USE_EXTERNAL_PLUGINS"] = "none"
-    done = subprocess.run(
-        [sys.executable, "-c", READ_ORIGINALS], env=environment, capture_output=True, text=True, timeout=300
-    )
-    lines = [line for line in done.stdout.split("\n") if line.startswith("ORIGINALS ")]
-    assert lines, done.stderr[-2000:]
-    return json.loads(lines[-1].removeprefix("ORIGINALS "))
+    return _run(READ_ORIGINALS, "ORIGINALS", VERL_USE_EXTERNAL_PLUGINS="none")
 
 
 @pytest.fixture(params=SYMBOLS, ids=lambda spec: spec.name)
@@ -85,6 +107,13 @@ def test_few_symbols_are_changed_upstream() -> None:
 
 def test_override_changes_nothing_upstream(spec: PatchSpec) -> None:
     assert (spec.kind == "override") == (spec.build is keep_original)
+
+
+def test_every_method_that_our_servers_override_is_bound_to_its_source() -> None:
+    """Fault: verl changes a method that a subclass of ours overrides, and the old behaviour stays in its place."""
+    found = {(module, target) for module, target in _run(SUBCLASSES, "OVERRIDDEN", VERL_PLATFORM="cpu")}
+    own = {(spec.module, spec.target) for spec in SYMBOLS if spec.kind == "override"}
+    assert found and found <= own, found - own
 
 
 def test_only_the_two_guards_are_there_in_runs_without_our_names() -> None:

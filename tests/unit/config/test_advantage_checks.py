@@ -45,9 +45,14 @@ REFUSALS: dict[str, Refusal] = {
         ["algorithm.scalerl.zero_variance='resample'", "drop, keep"],
     ),
     "section that another estimator does not read": (
-        "recipe",
+        "advantage",
         {"algorithm.adv_estimator": "grpo"},
         ["algorithm.scalerl is read by the estimator scalerl only", "algorithm.adv_estimator=grpo"],
+    ),
+    "keys that another estimator does not read": (
+        "recipe",
+        {"algorithm.adv_estimator": "grpo"},
+        ["algorithm.scalerl.adv_norm and algorithm.scalerl.zero_variance: read by the estimator scalerl only"],
     ),
     "two filters of groups": (
         "advantage",

@@ -51,6 +51,11 @@ REFUSALS: dict[str, Refusal] = {
         ["actor_rollout_ref.ref.strategy=veomni", "no effect", "fsdp2"],
     ),
     "FP32 head with SGLang": ("fp32_head", {f"{ROLLOUT}.name": "sglang"}, [f"{ROLLOUT}.name=sglang", "vllm"]),
+    "FP32 head with prefill apart": (
+        "fp32_head",
+        {f"{ROLLOUT}.disaggregation.enabled": True},
+        [f"{ROLLOUT}.disaggregation.enabled=True", f"set {ROLLOUT}.disaggregation.enabled=False"],
+    ),
     "FP32 head with a quantised generator": (
         "fp32_head",
         {f"{ROLLOUT}.quantization": "fp8"},

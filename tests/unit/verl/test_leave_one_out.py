@@ -24,6 +24,7 @@ TELLTALES = {
     "no-positive-resampling": "data.sampler.class_path",
     "forced interruption": "actor_rollout_ref.rollout.agent.default_agent_loop",
     "the FP32 head": "actor_rollout_ref.model.fused_kernel_options.impl_backend",
+    "the fast front end": "algorithm.scalerl.fast_frontend",
 }
 
 
