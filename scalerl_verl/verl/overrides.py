@@ -177,6 +177,30 @@ SPECS = (
         when="cpu",
     ),
     _override(
+        "separate_async.start",
+        _SEPARATE,
+        "PPOTrainerSeparateAsync.__init__",
+        "f149a4d9cc77b69f975b9e9c9ef0215516ee98f19e9c1075f9de9b300325c784",
+        "It reads its section of the config before verl's base class reads the trainer mode.",
+        _CALLBACKS,
+    ),
+    _override(
+        "separate_async.workers",
+        _SEPARATE,
+        "PPOTrainerSeparateAsync._init_resource_pool_mgr",
+        "14fe48a4b1da11bce1c9f505249a91992d49de8d6678b0412af3e8baf0a3ca30",
+        "It names the worker that keeps weights in host memory, which on a CPU has to be another one.",
+        "verl copies instead of calling .cpu()",
+    ),
+    _override(
+        "separate_async.old_policy",
+        _SEPARATE,
+        "PPOTrainerSeparateAsync._compute_old_log_prob",
+        "ee75570349617404546896b6e607d4c196b9f2a729c1f7d8f342a900ccb6f77f",
+        "The first batch is compared with the generator's log-probs after it, under the weights that train.",
+        _HEADS,
+    ),
+    _override(
         "separate_async.setup",
         _SEPARATE,
         "PPOTrainerSeparateAsync._setup",
@@ -251,8 +275,8 @@ SPECS = (
     _override(
         "pipeline.sample",
         _BUFFER,
-        "ReplayBuffer.sample",
-        "25dc1c6fd2575bf0a5e4594118009f1e556b17ccdcfcc31a9276f1c92da879c4",
+        "ReplayBufferAsync.sample",
+        "9b8b66dd7b7772e12a26292b668b8bf23182c68ca819a820347639ab2d677271",
         "pipeline_rl waits for groups by its admission rule, and looks after those that fail; a validation's "
         "responses are looked at when they are sampled, before verl deletes them.",
         _MODE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights folded into advantages on the driver, where whole groups are visible."""
+"""Rows prepared before verl's advantage estimators, weights folded into what they return (driver)."""
 
 from __future__ import annotations
 

@@ -18,25 +18,8 @@ WITHOUT_SOURCE = {
     "vllm.engine.begin_version": "a class that gets one more method; what that reads is tested on vLLM's own requests",
 }
 """The only entries that may list no source hash, and why."""
-MAX_CHANGED = 32
+MAX_CHANGED = 12
 """Symbols of verl and vLLM that are not what they were once our patches are applied."""
-
-SUBCLASSES = """
-import inspect, json
-from scalerl_verl.pipeline.server import PipelineHttpServer, PipelineReplica
-from scalerl_verl.generator.server import ScaleRLHttpServer, ScaleRLReplica
-from scalerl_verl.generator.worker import ScaleRLWorkerExtension
-
-found = set()
-for cls in (ScaleRLHttpServer, PipelineHttpServer, ScaleRLReplica, PipelineReplica, ScaleRLWorkerExtension):
-    methods = [name for name, value in vars(cls).items() if inspect.isfunction(value) or isinstance(value, property)]
-    for name in methods:
-        for base in cls.__mro__[1:]:
-            if name in vars(base) and base.__module__.startswith("verl."):
-                found.add((base.__module__, f"{base.__name__}.{name}"))
-                break
-print("OVERRIDDEN " + json.dumps(sorted(found)))
-"""
 
 READ_ORIGINALS = """
 import importlib, json
@@ -107,13 +90,6 @@ def test_few_symbols_are_changed_upstream() -> None:
 
 def test_override_changes_nothing_upstream(spec: PatchSpec) -> None:
     assert (spec.kind == "override") == (spec.build is keep_original)
-
-
-def test_every_method_that_our_servers_override_is_bound_to_its_source() -> None:
-    """Fault: verl changes a method that a subclass of ours overrides, and the old behaviour stays in its place."""
-    found = {(module, target) for module, target in _run(SUBCLASSES, "OVERRIDDEN", VERL_PLATFORM="cpu")}
-    own = {(spec.module, spec.target) for spec in SYMBOLS if spec.kind == "override"}
-    assert found and found <= own, found - own
 
 
 def test_only_the_two_guards_are_there_in_runs_without_our_names() -> None:
