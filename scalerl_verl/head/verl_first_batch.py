@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from scalerl_verl.generator import frontend
 from scalerl_verl.head.agreement import MAX_START_MISMATCH, check_records, compare_first_batch, on_policy_rows
 from scalerl_verl.head.settings import generator_head_dtype, trainer_backend
 
@@ -25,9 +24,7 @@ def probe_sides(trainer: Any) -> int | None:
 
     Raises:
         HeadError: they differ (see `head_agreement`).
-        ScaleRLConfigError: the generators are not of a class that does what the config asks of them.
     """
-    frontend.check_replicas(trainer)
     sides = asked_sides(trainer.config)
     if not sides:
         return None

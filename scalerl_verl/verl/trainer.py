@@ -29,6 +29,7 @@ from scalerl_verl.advantage.step import advantage_step
 from scalerl_verl.advantage.verl_optimizer_steps import balance_steps, update_actor
 from scalerl_verl.curriculum.verl import find_sampler, record_visits, with_sampler
 from scalerl_verl.errors import PatchError
+from scalerl_verl.generator import frontend
 from scalerl_verl.head.verl_first_batch import probe_first_batch, probe_sides
 from scalerl_verl.ledger import verl as ledgers
 from scalerl_verl.loss.term_weights import write_weights
@@ -64,8 +65,9 @@ class ScaleRLTrainer(_Behind):
         return buffer
 
     def init(self) -> None:
-        """Start all that the run needs, and compare the heads of trainer and generator."""
+        """Start all that the run needs; look at the class of the servers, and compare the heads of both sides."""
         super().init()
+        frontend.check_replicas(self)
         self.scalerl.first_version = probe_sides(self)
 
     def _init_dataloader(self) -> None:

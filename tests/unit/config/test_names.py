@@ -70,8 +70,9 @@ ELSEWHERE = {
 DIFFERENT = {
     *(("quickstart", f"{names.INTERRUPTION_SECTION}.{key}") for key in ("thinking_budget", "answer_budget", "phrase")),
     *(("curriculum", f"{names.SAMPLER_SECTION}.{key}") for key in ("min_prompts", "min_responses")),
+    ("fast_frontend", names.FAST_FRONTEND),
 }
-"""Preset and key that has another value than the default: of a tiny model, and null, which a run fills in."""
+"""Preset and key that has another value than the default: of a tiny model, null, which a run fills in, and a switch."""
 
 
 def strings_of(source: str) -> Iterator[tuple[int, str]]:

@@ -225,7 +225,7 @@ def test_head_is_compared_on_the_first_batch_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(trainer, "probe_first_batch", lambda *args: asked.append(args[-1]))
 
     class Stub:
-        config, global_steps = SimpleNamespace(), 7
+        config, global_steps = OmegaConf.create(), 7
 
         def init(self) -> None:
             pass
