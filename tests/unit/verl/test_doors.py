@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,7 +224,7 @@ def test_head_is_compared_on_the_first_batch_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(trainer, "probe_first_batch", lambda *args: asked.append(args[-1]))
 
     class Stub:
-        config, global_steps = OmegaConf.create(), 7
+        config, global_steps = OmegaConf.create({"actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}), 7
 
         def init(self) -> None:
             pass
