@@ -14,6 +14,7 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from scalerl_verl.columns import ROLLOUT_N, objects_of, read_group_sizes
+from scalerl_verl.errors import GenerationFailedError
 from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.failures import ERROR_TAG, WAITING_TAG
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch
@@ -140,7 +141,11 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         again, given_up = self._watch.sort_failed(sorted(failed))
         last_error = causes[(given_up or again)[-1]]
         logger.warning("groups started again: %s; given up: %s; the last error: %s", again, given_up, last_error)
-        self._streak.note(complete, given_up, last_error)
+        try:
+            self._streak.note(complete, given_up, last_error)
+        except GenerationFailedError:
+            self._check_generators()  # if there is none left, that is the cause, and it has a name of its own
+            raise
         if again:
             for old, new in zip(again, self._reissue(again), strict=True):
                 self._watch.renew(old, new)

@@ -16,7 +16,7 @@ install_vllm_alias()
 
 from verl.trainer.ppo.v1 import replay_buffer as verl_buffer  # noqa: E402
 
-from scalerl_verl.errors import GenerationFailedError  # noqa: E402
+from scalerl_verl.errors import GenerationFailedError, GeneratorsLostError  # noqa: E402
 from scalerl_verl.pipeline import buffer as our_buffer  # noqa: E402
 from scalerl_verl.pipeline.admission import AdmissionRule  # noqa: E402
 from scalerl_verl.pipeline.buffer import PipelineReplayBuffer  # noqa: E402
@@ -211,6 +211,19 @@ def test_run_of_which_every_group_fails_stops_with_the_cause(
     bound = max(batch_groups * (k + 1), GiveUpStreak.LEAST)
     assert num == bound, "a round of all groups that may be open fails, and that is it"
     assert "AgentLoopWorker" in str(error.value) and "max_attempts" in str(error.value)
+
+
+def test_run_whose_last_generator_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: every group fails because nobody generates, and the message blames tokenizer and agent loop."""
+
+    def lost() -> None:
+        raise GeneratorsLostError("every generator is dead")
+
+    world = World(8, 0, monkeypatch)
+    world.buffer._check_generators = lost
+    world.waits = [lambda: world.fail_open("no server is left") and None] * 1000
+    with pytest.raises(GeneratorsLostError):
+        world.sample(1)
 
 
 def test_error_that_nobody_recorded_still_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

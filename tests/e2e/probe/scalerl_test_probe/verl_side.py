@@ -105,21 +105,21 @@ def _record_gradient(module: ModuleType) -> None:
 
 def _die_in_transfer(module: ModuleType) -> None:
     """The worker that receives weights for a generator gets SIGKILL after the first of its n-th transfer."""
-    original = module.StagingBuffer
-    count = itertools.count(1)
+    buffer = module.StagingBuffer
+    begin, put = buffer.begin, buffer.put
+    begun: list[Any] = []
 
-    class DyingBuffer(original):  # type: ignore[misc, valid-type]
-        def begin(self) -> None:
-            super().begin()
-            self.number = next(count)
+    def count(self: Any) -> None:
+        begun.append(self)
+        begin(self)
 
-        def put(self, name: str, weight: Any) -> None:
-            super().put(name, weight)
-            if self.number == int(os.environ["PROBE_DIE_IN_TRANSFER"]):
-                Path(os.environ["PROBE_DIR"], "planted").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+    def die(self: Any, name: str, weight: Any) -> None:
+        put(self, name, weight)
+        if len(begun) == int(os.environ["PROBE_DIE_IN_TRANSFER"]):
+            Path(os.environ["PROBE_DIR"], "planted").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    module.StagingBuffer = DyingBuffer
+    buffer.begin, buffer.put = count, die
 
 
 if os.environ.get("PROBE_DIR"):
@@ -129,4 +129,4 @@ if os.environ.get("PROBE_DIR"):
         after_import("verl.workers.engine.fsdp.transformer_impl", _record_gradient)
     after_import("verl.workers.rollout.vllm_rollout.utils", _record_held)
     if os.environ.get("PROBE_DIE_IN_TRANSFER"):
-        after_import("scalerl_verl.pipeline.weights", _die_in_transfer)
+        after_import("scalerl_verl.pipeline.staging", _die_in_transfer)
