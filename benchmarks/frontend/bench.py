@@ -119,10 +119,12 @@ class Rows:
 async def measure(bench: Bench, arguments: argparse.Namespace, case: dict[str, Any], rows: Rows, begin_s: float) -> int:
     """All turns of all cases, as far as the time lasts; the number of rows that failed."""
     pace = {}
-    for name in WAYS:  # compiles what is left to compile, too
-        for num_requests in arguments.requests:
-            found = await bench.turn(name, num_requests, WARM_UP_TOKENS)
-            pace[name, num_requests] = found["seconds"] / WARM_UP_TOKENS
+    for _ in range(2):  # the first time compiles what is left to compile
+        for name in WAYS:
+            for num_requests in arguments.requests:
+                found = await bench.turn(name, num_requests, WARM_UP_TOKENS)
+                pace[name, num_requests] = found["seconds"] / WARM_UP_TOKENS
+    say(f"warmed up after {time.perf_counter() - begin_s:.0f} s")
     num_failed = 0
     for num_tokens in sorted(arguments.tokens):
         for turn in range(arguments.turns):

@@ -75,13 +75,16 @@ def make_model(folder: Path, size: Size, max_length: int, dtype: str) -> None:
 
 def make_config(folder: Path, prompt: int, response: int, requests: Sequence[int], more: Sequence[str] = ()) -> Any:
     """verl's config of such a rollout, checked as that of a run."""
-    import verl  # noqa: F401 - loads the plugin, which puts our presets on Hydra's search path
+    import verl  # noqa: F401 - on a CPU its plugin has to be installed, which puts the preset on Hydra's search path
     from hydra import compose, initialize_config_module
+
+    from scalerl_verl.names import FAST_FRONTEND
 
     on_cpu = os.environ.get("VERL_PLATFORM") == "cpu"
     rollout = "actor_rollout_ref.rollout"
     overrides = [
-        f"+scalerl=[fast_frontend{',cpu' if on_cpu else ''}]",
+        *(["+scalerl=cpu"] if on_cpu else []),
+        f"+{FAST_FRONTEND}=True",
         f"actor_rollout_ref.model.path={folder}",
         f"{rollout}.name=vllm",
         f"{rollout}.load_format=dummy",
