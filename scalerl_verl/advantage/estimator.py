@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from scalerl_verl.advantage.zero_variance import GroupStats, classify_groups, exact_mean, split_by_group
 from scalerl_verl.names import ALGORITHM_SECTION, BATCH, DROP, KEEP, NONE, PROMPT
-from scalerl_verl.names.asking import KEYS
+from scalerl_verl.names.keys import defaults
 
-_KEYS = KEYS[ALGORITHM_SECTION]
+_DEFAULT = defaults(ALGORITHM_SECTION)
 ADV_NORMS: tuple[str, ...] = (BATCH, PROMPT, NONE)
 ZERO_VARIANCE_MODES: tuple[str, ...] = (DROP, KEEP)
 
@@ -45,8 +45,8 @@ def scalerl_advantages(
     group_ids_B: Sequence[Hashable] | NDArray[Any],
     trains_B: ArrayLike,
     *,
-    adv_norm: str = _KEYS["adv_norm"].default,
-    zero_variance: str = _KEYS["zero_variance"].default,
+    adv_norm: str = _DEFAULT["adv_norm"],
+    zero_variance: str = _DEFAULT["zero_variance"],
     tolerance_B: ArrayLike | None = None,
 ) -> AdvantageResult:
     """Return the advantage of every row, centred on its group and normalised over the rows that are kept.

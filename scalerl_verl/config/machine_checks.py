@@ -12,13 +12,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from scalerl_verl import engine_context as context
+from scalerl_verl import engine_context
 from scalerl_verl.advantage import group_size_checks
-from scalerl_verl.config import resume_checks, run_folder, transfer_checks
+from scalerl_verl.config import run_folder, transfer_checks
+from scalerl_verl.config.cluster import cluster_address, has_own_ray, num_devices
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.interruption import settings as interruption_settings
-from scalerl_verl.names import BUCKET, MODEL, PLUGIN, PPO_OFF_POLICY, RAY, ROLLOUT, TRAINER_MODE, select, select_list
-from scalerl_verl.names.numbers import number
+from scalerl_verl.names import BUCKET, MODEL, PLUGIN, RAY, ROLLOUT, select, select_list
+from scalerl_verl.names.rules import broken, under
 from scalerl_verl.shapes import find_config
 from scalerl_verl.upstream.activation import is_cpu_platform, sync_timeout_s
 
@@ -67,48 +68,7 @@ _READERS: dict[str, Callable[[Path], list[str]]] = {
 
 def find_problems(config: DictConfig) -> list[str]:
     """Every missing file, column or resource; empty if there is none."""
-    address = cluster_address(config)
-    problems = [*_environment(), *_cluster(config, address)]
-    if not address.startswith("ray://"):
-        # With a Ray client everything but this driver, files included, is on the cluster.
-        problems += [*_model(config), *_data(config), *_reward(config)]
-        problems += interruption_settings.find_model_problems(config)
-        problems += context.find_model_problems(config)
-        problems += transfer_checks.find_model_problems(config)
-        problems += run_folder.find_problems(config, is_own_ray=address == "local")
-        problems += resume_checks.find_problems(config, is_own_ray=address == "local")
-    if address == "local":
-        problems += [*_devices(config), *_ports(config), *_memory(config)]
-    return problems
-
-
-def cluster_address(config: DictConfig) -> str:
-    """``local`` for a Ray of the run's own, else the running one that the run joins.
-
-    The config or ``RAY_ADDRESS`` names it, or ``ray start`` left it running on this machine.
-    """
-    given = str(select(config, f"{RAY}.address", ""))
-    if given not in ("", "auto"):
-        return given
-    return os.environ.get("RAY_ADDRESS") or _started_here(config) or given or "local"
-
-
-def _started_here(config: DictConfig) -> str:
-    """Address that ``ray start`` noted on this machine (see the docstring of `ray.init`); empty if there is none."""
-    folder = select(config, f"{RAY}._temp_dir") or Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
-    try:
-        return (Path(str(folder)) / "ray_current_cluster").read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def num_devices(config: DictConfig) -> int:
-    """Devices of trainer and generators together; they share them in synchronous modes."""
-    trainer = number(config, "trainer.nnodes") * number(config, "trainer.n_gpus_per_node")
-    if select(config, TRAINER_MODE, "sync") in ("sync", PPO_OFF_POLICY):
-        return trainer
-    rollout = ROLLOUT
-    return trainer + int(select(config, f"{rollout}.nnodes", 0)) * int(select(config, f"{rollout}.n_gpus_per_node", 0))
+    return list(broken(RULES, config))
 
 
 def count_gpus() -> int | None:
@@ -135,8 +95,9 @@ def _devices(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _cluster(config: DictConfig, address: str) -> Iterator[str]:
+def _cluster(config: DictConfig) -> Iterator[str]:
     """Ray starts a cluster with these sizes and refuses them for one that runs."""
+    address = cluster_address(config)
     given = [
         key for key in ("num_cpus", "num_gpus", "object_store_memory") if select(config, f"{RAY}.{key}") is not None
     ]
@@ -149,7 +110,7 @@ def _cluster(config: DictConfig, address: str) -> Iterator[str]:
         )
 
 
-def _environment() -> Iterator[str]:
+def _environment(_: DictConfig) -> Iterator[str]:
     try:
         sync_timeout_s()
     except ValueError as error:
@@ -246,9 +207,7 @@ def _ports(config: DictConfig) -> Iterator[str]:
         keys.append("transfer_queue.metrics.port")
     for key in keys:
         port = select(config, key)
-        if port and not 0 < int(port) < 65536:
-            yield f"{key}={port} is no port: set one from 1 to 65535"
-        elif port and not _port_free(int(port)):
+        if port and not _port_free(int(port)):
             yield f"{key}={port} is taken on this machine: set another port"
 
 
@@ -308,3 +267,22 @@ def _page_cache(stat: Path) -> int:
     fields = dict(line.split(maxsplit=1) for line in stat.read_text(encoding="utf-8").splitlines())
     prefix = "total_" if "total_inactive_file" in fields else ""
     return sum(int(fields.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
+
+
+RULES = (
+    _environment,
+    _cluster,
+    under(  # with a Ray client everything but this driver, files included, is on the cluster
+        lambda config: not cluster_address(config).startswith("ray://"),
+        _model,
+        _data,
+        _reward,
+        interruption_settings.find_model_problems,
+        engine_context.find_model_problems,
+        transfer_checks.find_model_problems,
+        run_folder.find_problems,
+        run_folder.find_resume_problems,
+    ),
+    under(has_own_ray, _devices, _ports, _memory),
+)
+"""Every rule that looks at this machine, in the order in which problems are listed."""

@@ -15,18 +15,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from scalerl_verl import names
 from scalerl_verl.config.preset_layers import DELETED, Layer, read_layers, verl_defaults
-from scalerl_verl.names import (
-    ACTOR,
-    HEAD_BACKEND,
-    HEAD_DTYPE,
-    MODEL,
-    PIPELINE_SECTION,
-    ROLLOUT,
-    SAMPLER_SECTION,
-    V1,
-    VALUES,
-)
+from scalerl_verl.names import ACTOR, HEAD_BACKEND, HEAD_DTYPE, MODEL, PIPELINE_SECTION, ROLLOUT, V1, VALUES
 from scalerl_verl.names.asking import generator_head_dtype
 
 LEFT_TO_YOU = (
@@ -35,7 +26,7 @@ LEFT_TO_YOU = (
     "reward.num_workers",
     "data.dataloader_num_workers",
     "data.val_batch_size",
-    f"{SAMPLER_SECTION}.log_file",
+    f"{names.SAMPLER_SECTION}.log_file",
     *(f"trainer.{name}" for name in ("device", "nnodes", "n_gpus_per_node", "project_name", "experiment_name")),
     *(f"trainer.{name}" for name in ("logger", "total_epochs", "total_training_steps", "val_before_train")),
     *(f"trainer.{name}" for name in ("test_freq", "save_freq", "max_actor_ckpt_to_keep")),

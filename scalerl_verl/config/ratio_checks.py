@@ -7,98 +7,73 @@ The log-probs recorded at sampling are compared with the trainer's by our loss, 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import fields
 
 from omegaconf import DictConfig, OmegaConf
 
-from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.head import settings as head_settings
+from scalerl_verl.head.settings import trainer_backend
 from scalerl_verl.loss.settings import PolicyLossSettings
 from scalerl_verl.names import BYPASS_MODE, CISPO, CORRECTION, FSDP, LOSS_MODE, LOSS_SECTION, ROLLOUT, VLLM, select
-from scalerl_verl.names.asking import LOSS_KEYS, near_misses
+from scalerl_verl.names.asking import LOSS_KEYS, is_bypassed, loss_mode, near_misses
 from scalerl_verl.names.numbers import number
+from scalerl_verl.names.reading import unknown_keys
+from scalerl_verl.names.rules import refusals, under
 
 _FP16 = ("float16", "half", "fp16")
 
 
-def find_problems(config: DictConfig) -> Iterator[str]:
-    """Contradictions between the loss, what it takes as old log-probs, and how the generator records them."""
-    yield from _cispo(config)
-    yield from _correction(config)
-    use = _use_of_recorded(config)
-    if use is not None:
-        yield from _sampling(config, use)
+def _uses_cispo(config: DictConfig) -> bool:
+    return loss_mode(config) == CISPO
 
 
 def _cispo(config: DictConfig) -> Iterator[str]:
+    from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
+
     section = OmegaConf.select(config, LOSS_SECTION)
-    if section is None:
-        return
-    if section.get("loss_mode") != CISPO:
-        yield from _keys_of_another_loss(config, section)
-        return
-    yield from _unknown_keys(section)
-    try:
-        PolicyLossSettings.from_config(section)
-    except ScaleRLConfigError as error:
-        yield from error.problems
-    if not select(config, BYPASS_MODE, False):
+    # The section's class would refuse them with a bare TypeError, inside a worker.
+    known = [field.name for field in fields(ScaleRLPolicyLossConfig) if not field.name.startswith("_")]
+    for problem in unknown_keys(LOSS_SECTION, (key for key in section if key != "_target_"), known):
+        yield f"{problem} (or delete it: ~{problem.split(' ', 1)[0]})"
+    yield from refusals(PolicyLossSettings.from_config, section)
+    if not is_bypassed(config):
         yield (
-            f"{BYPASS_MODE}=False recomputes old_log_probs under the weights that are about to be trained: "
-            f"the importance ratio of {CISPO} would be 1 and its truncation would never act; set "
-            f"{BYPASS_MODE}=True, which keeps the log-probs recorded at sampling"
+            f"{BYPASS_MODE}=False recomputes old_log_probs under the weights that are about to be trained: the "
+            f"importance ratio of {CISPO} would be 1 and its truncation would never act; set {BYPASS_MODE}=True, which "
+            "keeps the log-probs recorded at sampling"
         )
-    fsdp = FSDP
     given = dict([_engine_setting(config, "dtype", "")])
-    given |= {path: str(select(config, path, "")) for path in (f"{fsdp}.dtype", f"{fsdp}.mixed_precision.param_dtype")}
+    given |= {path: str(select(config, path, "")) for path in (f"{FSDP}.dtype", f"{FSDP}.mixed_precision.param_dtype")}
     for path, dtype in given.items():
         if dtype.lower() in _FP16:
             yield f"{path}={dtype}: {CISPO} refuses log-probs in FP16; use bfloat16 or float32"
 
 
-def _keys_of_another_loss(config: DictConfig, section: DictConfig) -> Iterator[str]:
+def _keys_of_another_loss(config: DictConfig) -> Iterator[str]:
     """verl's own class of the section takes none of our keys, null or not."""
-    loss = section.get("loss_mode")
     if LOSS_MODE in near_misses(config):
         return  # a misspelt name of our loss, whose keys these are
-    for key in section:
+    for key in OmegaConf.select(config, LOSS_SECTION) or ():
         if str(key).startswith(LOSS_KEYS):
             yield (
-                f"{LOSS_SECTION}.{key} is read by {CISPO} only, but loss_mode={loss}: delete it "
-                f"(~{LOSS_SECTION}.{key}) or use {CISPO} (of presets that set the loss, the last one wins: "
-                "cispo after a baseline)"
+                f"{LOSS_SECTION}.{key} is read by {CISPO} only, but loss_mode={loss_mode(config)}: delete it "
+                f"(~{LOSS_SECTION}.{key}) or use {CISPO} (of presets that set the loss, the last one wins: cispo after "
+                "a baseline)"
             )
-
-
-def _unknown_keys(section: DictConfig) -> Iterator[str]:
-    """Keys that the section's class would refuse with a bare TypeError, inside a worker."""
-    from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
-
-    known = [field.name for field in fields(ScaleRLPolicyLossConfig) if not field.name.startswith("_")]
-    for key in section:
-        if str(key) in known or str(key) == "_target_":
-            continue
-        near = difflib.get_close_matches(str(key), known, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}."
-        yield f"{LOSS_SECTION}.{key} does not exist: {meant} Else delete it (~{LOSS_SECTION}.{key})"
 
 
 def _correction(config: DictConfig) -> Iterator[str]:
     """Where a correction of verl's corrects twice, or nothing."""
-    loss = select(config, LOSS_MODE, "vanilla")
-    bypass = select(config, BYPASS_MODE, False)
+    loss = loss_mode(config)
     for key in ("rollout_is", "rollout_rs"):
-        value = select(config, f"{CORRECTION}.{key}")
-        if value is None:
-            continue
-        if loss == CISPO:
-            yield f"{CORRECTION}.{key} corrects the mismatch that {CISPO} already truncates: set it to null"
-        elif bypass and loss != "bypass_mode":
+        path = f"{CORRECTION}.{key}"
+        value = select(config, path)
+        if value is not None and loss == CISPO:
+            yield f"{path} corrects the mismatch that {CISPO} already truncates: set it to null"
+        elif value is not None and is_bypassed(config) and loss != "bypass_mode":
             yield (
-                f"{CORRECTION}.{key}={value} has no effect with {BYPASS_MODE}=True and loss_mode={loss}, "
-                f"whose ratio is to the recorded log-probs already: set {CORRECTION}.{key}=null"
+                f"{path}={value} has no effect with {BYPASS_MODE}=True and loss_mode={loss}, whose ratio is to the "
+                f"recorded log-probs already: set {path}=null"
             )
 
 
@@ -111,20 +86,20 @@ def _engine_setting(config: DictConfig, key: str, default: str) -> tuple[str, st
 
 def _use_of_recorded(config: DictConfig) -> str | None:
     """What the log-probs recorded at sampling are used for; None if for nothing that must be exact."""
-    if select(config, LOSS_MODE) == CISPO:
+    if _uses_cispo(config):
         return f"they are the denominator of the importance ratio of {CISPO}"
-    if select(config, BYPASS_MODE, False):
+    if is_bypassed(config):
         return f"they are the denominator of the importance ratio under {BYPASS_MODE}=True"
-    if head_settings.trainer_backend(config) is not None:
+    if trainer_backend(config) is not None:
         return "with the FP32 head they are compared with the trainer's on the first batch and in every step"
     return None
 
 
-def _sampling(config: DictConfig, use: str) -> Iterator[str]:
+def _sampling(config: DictConfig) -> Iterator[str]:
     """The recorded log-prob must be that of the distribution the trainer scores."""
+    use, temperature = _use_of_recorded(config), number(config, f"{ROLLOUT}.temperature")
     if not select(config, f"{ROLLOUT}.calculate_log_probs", False):
         yield f"{ROLLOUT}.calculate_log_probs=False records no log-probs at sampling: {use}; set it True"
-    temperature = number(config, f"{ROLLOUT}.temperature")
     if temperature <= 0:
         yield f"{ROLLOUT}.temperature={temperature}: greedy sampling has no log-probs ({use}); set it above 0"
     path, mode = _engine_setting(config, "logprobs_mode", "processed_logprobs")
@@ -141,3 +116,11 @@ def _sampling(config: DictConfig, use: str) -> Iterator[str]:
             f"{ROLLOUT}.top_p={top_p}, top_k={top_k}: the log-probs of truncated sampling are not the model's, which "
             f"the trainer computes ({use}); set top_p=1.0 and top_k=-1"
         )
+
+
+RULES = (
+    under(_uses_cispo, _cispo),
+    under(lambda config: not _uses_cispo(config), _keys_of_another_loss),
+    _correction,
+    under(_use_of_recorded, _sampling),
+)

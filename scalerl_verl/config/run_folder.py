@@ -1,50 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder that a run writes into: whether it can, found out in the driver before anything starts."""
+"""The folder that a run writes into, and the checkpoint that it resumes: known before anything starts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from scalerl_verl.config.cluster import has_own_ray
 from scalerl_verl.curriculum.settings import asks_for_curriculum
-from scalerl_verl.names import SAMPLER_SECTION, select
+from scalerl_verl.names import SAMPLER_LOG_FILE, select
 from scalerl_verl.names.asking import only_validates
+from scalerl_verl.names.rules import Row, one_of
 
 KEY = "trainer.default_local_dir"
-_LOG_FILE = f"{SAMPLER_SECTION}.log_file"
+RESUME_MODE, RESUME_PATH = "trainer.resume_mode", "trainer.resume_from_path"
 PROBE_BYTES = 2**16
+_MODES = ("auto", "disable", "resume_path")
 
 
-def find_problems(config: DictConfig, is_own_ray: bool) -> Iterator[str]:
-    """Folders of the config that cannot be written.
-
-    Args:
-        config: the run's.
-        is_own_ray: the run starts its Ray itself. In one that runs already the trainer may have another working
-            directory, so what a relative path means there is not known here.
-    """
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """Folders of the config that cannot be written."""
     folder = select(config, KEY)
     if folder is not None and not only_validates(config):  # the checkpoint may be somebody else's
-        yield from _find_problem(f"{KEY}={folder}", str(folder), "it holds checkpoints and the compute log", is_own_ray)
-    log_file = select(config, _LOG_FILE)
+        yield from _find_problem(config, KEY, str(folder), "it holds checkpoints and the compute log")
+    log_file = select(config, SAMPLER_LOG_FILE)
     if log_file is not None and asks_for_curriculum(config):
-        parent = os.path.dirname(str(log_file))
-        yield from _find_problem(f"{_LOG_FILE}={log_file}", parent, "it lists dropped prompts", is_own_ray)
+        yield from _find_problem(config, SAMPLER_LOG_FILE, os.path.dirname(str(log_file)), "it lists dropped prompts")
 
 
-def _find_problem(given: str, folder: str, why: str, is_own_ray: bool) -> Iterator[str]:
+def find_resume_problems(config: DictConfig) -> Iterator[str]:
+    """A checkpoint to resume that verl would not find."""
+    yield from Row(RESUME_MODE, _MODES, f": {one_of(_MODES)}", default="auto")(config)
+    if select(config, RESUME_MODE) != "resume_path":
+        return
+    given = f"{RESUME_PATH}={select(config, RESUME_PATH)}"
+    if not re.search(r"global_step_\d+$", given):
+        yield f"{given} with {RESUME_MODE}=resume_path: give the folder of a checkpoint, which ends with global_step_N"
+    elif has_own_ray(config) and not Path(str(select(config, RESUME_PATH))).is_dir():
+        yield f"{given} is not a directory: correct the path, or set {RESUME_MODE}=auto to take the newest checkpoint"
+
+
+def _find_problem(config: DictConfig, key: str, folder: str, why: str) -> Iterator[str]:
+    given = f"{key}={select(config, key)}"
     if "://" in folder:
-        copies = "; set trainer.default_hdfs_dir to have checkpoints copied elsewhere" if given.startswith(KEY) else ""
+        copies = "; set trainer.default_hdfs_dir to have checkpoints copied elsewhere" if key == KEY else ""
         yield f"{given} is a URL, but {why}: set it to a local path{copies}"
         return
-    path = Path(folder).expanduser() if given.startswith(_LOG_FILE) else Path(folder)  # verl expands no ~
-    if not is_own_ray and not path.is_absolute():
-        return
+    path = Path(folder) if key == KEY else Path(folder).expanduser()  # verl expands no ~
+    if not has_own_ray(config) and not path.is_absolute():
+        return  # the trainer may have another working directory
     error = try_to_write(path.absolute())
     if error is not None:
         yield (

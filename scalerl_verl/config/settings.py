@@ -10,10 +10,10 @@ from typing import Any
 from scalerl_verl.advantage.shaping_step import make_reward_shapings
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.interruption.settings import read_alarm, read_settings
-from scalerl_verl.names import ALGORITHM_SECTION, read_section
-from scalerl_verl.names.keys import KEYS, wrong_fields
+from scalerl_verl.names import ALGORITHM_SECTION
+from scalerl_verl.names.keys import defaults, read_section, wrong_fields
 
-_KEYS = KEYS[ALGORITHM_SECTION]
+_DEFAULT = defaults(ALGORITHM_SECTION)
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class AlgorithmSettings:
             what a response is stays the same.
     """
 
-    adv_norm: str = _KEYS["adv_norm"].default
-    zero_variance: str = _KEYS["zero_variance"].default
-    reward_shaping: Mapping[str, Any] | None = _KEYS["reward_shaping"].default
-    interruption: Mapping[str, Any] | None = _KEYS["interruption"].default
-    truncation_alarm: Mapping[str, Any] | None = _KEYS["truncation_alarm"].default
-    pass_key: str | None = _KEYS["pass_key"].default
-    pass_threshold: float | None = _KEYS["pass_threshold"].default
-    fast_frontend: bool = _KEYS["fast_frontend"].default
+    adv_norm: str = _DEFAULT["adv_norm"]
+    zero_variance: str = _DEFAULT["zero_variance"]
+    reward_shaping: Mapping[str, Any] | None = _DEFAULT["reward_shaping"]
+    interruption: Mapping[str, Any] | None = _DEFAULT["interruption"]
+    truncation_alarm: Mapping[str, Any] | None = _DEFAULT["truncation_alarm"]
+    pass_key: str | None = _DEFAULT["pass_key"]
+    pass_threshold: float | None = _DEFAULT["pass_threshold"]
+    fast_frontend: bool = _DEFAULT["fast_frontend"]
 
     def __post_init__(self) -> None:
         problems = [f"{ALGORITHM_SECTION}.{problem}" for problem in wrong_fields(self, ALGORITHM_SECTION)]

@@ -9,32 +9,22 @@ from typing import Any
 from omegaconf import DictConfig
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import BUCKET, MODEL, select
+from scalerl_verl.names import MODEL, select
 from scalerl_verl.pipeline.transfer import bucket_problem, largest_sent, read_transfer
 from scalerl_verl.shapes import find_config, from_config
-
-
-def find_problems(config: DictConfig) -> Iterator[str]:
-    """A size of the bucket that is none; needs no file."""
-    if not _is_size(select(config, BUCKET)):
-        yield f"{BUCKET}={select(config, BUCKET)!r} must be a whole number of megabytes, 1 or more"
 
 
 def find_model_problems(config: DictConfig) -> Iterator[str]:
     """A bucket that is smaller than the largest weight of the model, where one has to hold it."""
     content = _model_config(config)
     largest = None if content is None else _largest(content)
-    if largest is None or not _is_size(select(config, BUCKET)):
-        return
-    problem = bucket_problem(read_transfer(config), largest)
+    problem = None if largest is None else bucket_problem(read_transfer(config), largest)
     if problem is not None:
         yield problem
 
 
 def shared_memory_bytes(config: DictConfig) -> float:
     """What a weight update takes of /dev/shm on a CPU: one bucket, of which no more is touched than the model has."""
-    if not _is_size(select(config, BUCKET)):
-        return 0.0
     transfer, content = read_transfer(config), _model_config(config)
     if not transfer.needs_room:
         return 0.0
@@ -43,10 +33,6 @@ def shared_memory_bytes(config: DictConfig) -> float:
     except ScaleRLConfigError:  # an architecture that is not counted
         return transfer.bucket_bytes
     return min(transfer.bucket_bytes, float(shape.num_params * transfer.sent_bytes))
-
-
-def _is_size(value: Any) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 
 def _model_config(config: DictConfig) -> Mapping[str, Any] | None:

@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 from scalerl_verl.curriculum.history import PassHistory, Visit
 from scalerl_verl.names import CUMULATIVE, LATEST, SAMPLER_SECTION
-from scalerl_verl.names.keys import KEYS, wrong_fields
+from scalerl_verl.names.keys import defaults, wrong_fields
 
 HISTORIES: tuple[str, ...] = (LATEST, CUMULATIVE)
-_KEYS = KEYS[SAMPLER_SECTION]
+_DEFAULT = defaults(SAMPLER_SECTION)
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class ResamplingRules:
         ValueError: naming every argument that is not allowed.
     """
 
-    threshold: float = _KEYS["threshold"].default
-    history: str = _KEYS["history"].default
-    first_epoch: int = _KEYS["first_epoch"].default
-    min_prompts: int = _KEYS["min_prompts"].default
-    min_responses: int = _KEYS["min_responses"].default
-    readmit_after_epochs: int | None = _KEYS["readmit_after_epochs"].default
+    threshold: float = _DEFAULT["threshold"]
+    history: str = _DEFAULT["history"]
+    first_epoch: int = _DEFAULT["first_epoch"]
+    min_prompts: int = _DEFAULT["min_prompts"]
+    min_responses: int = _DEFAULT["min_responses"]
+    readmit_after_epochs: int | None = _DEFAULT["readmit_after_epochs"]
 
     def __post_init__(self) -> None:
         if problems := wrong_fields(self, SAMPLER_SECTION):

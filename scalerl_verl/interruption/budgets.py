@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scalerl_verl.names import INTERRUPTION_SECTION
-from scalerl_verl.names.keys import KEYS, PAPER_ANSWER, PAPER_HIGH, PAPER_LOW, PAPER_TOTAL, wrong_fields
+from scalerl_verl.names.keys import PAPER_ANSWER, PAPER_HIGH, PAPER_LOW, PAPER_TOTAL, defaults, wrong_fields
 from scalerl_verl.names.kinds import is_text
 
-_KEYS = KEYS[INTERRUPTION_SECTION]
+_DEFAULT = defaults(INTERRUPTION_SECTION)
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class InterruptionSettings:
         seed: of the draws.
     """
 
-    thinking_budget: Sequence[int] | None = _KEYS["thinking_budget"].default
-    answer_budget: int | None = _KEYS["answer_budget"].default
-    val_thinking_budget: Sequence[int] | None = _KEYS["val_thinking_budget"].default
-    val_answer_budget: int | None = _KEYS["val_answer_budget"].default
-    phrase: str = _KEYS["phrase"].default
-    start_marker: str | None = _KEYS["start_marker"].default
-    end_marker: str = _KEYS["end_marker"].default
-    plain_text_markers: bool = _KEYS["plain_text_markers"].default
-    seed: int = _KEYS["seed"].default
+    thinking_budget: Sequence[int] | None = _DEFAULT["thinking_budget"]
+    answer_budget: int | None = _DEFAULT["answer_budget"]
+    val_thinking_budget: Sequence[int] | None = _DEFAULT["val_thinking_budget"]
+    val_answer_budget: int | None = _DEFAULT["val_answer_budget"]
+    phrase: str = _DEFAULT["phrase"]
+    start_marker: str | None = _DEFAULT["start_marker"]
+    end_marker: str = _DEFAULT["end_marker"]
+    plain_text_markers: bool = _DEFAULT["plain_text_markers"]
+    seed: int = _DEFAULT["seed"]
 
     def __post_init__(self) -> None:
         problems = [*wrong_fields(self, INTERRUPTION_SECTION), *self._text_problems()]

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from scalerl_verl.interruption.response import INTERRUPTED, NATURAL, NO_THINKING, UNCLOSED
 from scalerl_verl.names import ALARM_SECTION, ESTIMATOR, EXCLUDE_TRUNCATED, SHAPING_SECTION
-from scalerl_verl.names.keys import KEYS, wrong_fields
+from scalerl_verl.names.keys import defaults, wrong_fields
 
-_KEYS = KEYS[ALARM_SECTION]
+_DEFAULT = defaults(ALARM_SECTION)
 
 
 def summarize_truncation(truncated_R: NDArray[np.bool_], prompt_ids_R: Sequence[Hashable]) -> dict[str, float]:
@@ -89,9 +89,9 @@ class AlarmSettings:
         on_alarm: ``warn``: a line in the log; ``stop``: end the run.
     """
 
-    fraction: float = _KEYS["fraction"].default
-    window_batches: int = _KEYS["window_batches"].default
-    on_alarm: str = _KEYS["on_alarm"].default
+    fraction: float = _DEFAULT["fraction"]
+    window_batches: int = _DEFAULT["window_batches"]
+    on_alarm: str = _DEFAULT["on_alarm"]
 
     def __post_init__(self) -> None:
         if problems := wrong_fields(self, ALARM_SECTION):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from scalerl_verl.names import LOSS_SECTION
-from scalerl_verl.names.keys import KEYS, require_allowed
+from scalerl_verl.names.keys import defaults, require_allowed
 
-_KEYS = KEYS[LOSS_SECTION]
+_DEFAULT = defaults(LOSS_SECTION)
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class PolicyLossSettings:
             (the length-normalised ratio of GSPO): the capped ratio is that of the whole response.
     """
 
-    eps_max: float = _KEYS["eps_max"].default
-    token_mask_range: Sequence[float] | None = _KEYS["token_mask_range"].default
-    sequence_truncation: str | None = _KEYS["sequence_truncation"].default
+    eps_max: float = _DEFAULT["eps_max"]
+    token_mask_range: Sequence[float] | None = _DEFAULT["token_mask_range"]
+    sequence_truncation: str | None = _DEFAULT["sequence_truncation"]
 
     def __post_init__(self) -> None:
         require_allowed(self, LOSS_SECTION)

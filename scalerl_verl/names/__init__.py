@@ -9,7 +9,6 @@ hand.
 
 from __future__ import annotations
 
-from scalerl_verl.names.reading import read_section as read_section
 from scalerl_verl.names.reading import select as select
 from scalerl_verl.names.reading import select_list as select_list
 

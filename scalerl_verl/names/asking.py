@@ -10,31 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scalerl_verl.names import (
-    ACTIVE_ENV,
-    ADV_ESTIMATOR,
-    ALGORITHM_KEY,
-    ALGORITHM_SECTION,
-    BYPASS_MODE,
-    ESTIMATOR,
-    HEAD_DTYPE,
-    HF_OVERRIDES,
-    LOSS_AGG_MODE,
-    LOSS_MODE,
-    LOSS_SECTION,
-    PIPELINE_RL,
-    PLATFORM_ENV,
-    POLL_SECTION,
-    PPO_OFF_POLICY,
-    PRESET_GROUP,
-    TRAINER_MODE,
-    V1,
-    VALUES,
-)
+from scalerl_verl import names
+from scalerl_verl.names import ACTIVE_ENV, ADV_ESTIMATOR, ALGORITHM_KEY, ESTIMATOR, HEAD_DTYPE, PLATFORM_ENV, V1, VALUES
 from scalerl_verl.names.keys import KEYS
 from scalerl_verl.names.reading import select
 
-OWN_KEYS = tuple(KEYS[ALGORITHM_SECTION])
+OWN_KEYS = tuple(KEYS[names.ALGORITHM_SECTION])
 """Keys of ``algorithm.scalerl``."""
 FOR_ANY_ESTIMATOR = frozenset(OWN_KEYS) - {"adv_norm", "zero_variance"}
 """Those that do not need the estimator ``scalerl``."""
@@ -42,12 +23,12 @@ LOSS_KEYS = ("eps_max", "token_mask", "sequence_trunc")
 """Beginnings of our keys of the loss."""
 _POLL_KEYS = ("poll_interval",)
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "": (PRESET_GROUP,),
+    "": (names.PRESET_GROUP,),
     "algorithm": (ALGORITHM_KEY, *OWN_KEYS),
-    LOSS_SECTION: LOSS_KEYS,
-    V1: (PIPELINE_RL, PPO_OFF_POLICY),
+    names.LOSS_SECTION: LOSS_KEYS,
+    V1: (names.PIPELINE_RL, names.PPO_OFF_POLICY),
     f"{V1}.sampler": _POLL_KEYS,
-    POLL_SECTION: _POLL_KEYS,
+    names.POLL_SECTION: _POLL_KEYS,
 }
 """Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
 _ALIKE = 0.85
@@ -65,22 +46,22 @@ def is_cpu_platform(environ: Mapping[str, str] = os.environ) -> bool:
 
 def trainer_mode(config: Any) -> str:
     """``trainer.v1.trainer_mode``, or verl's default."""
-    return str(select(config, TRAINER_MODE, "sync"))
+    return str(select(config, names.TRAINER_MODE, "sync"))
 
 
 def loss_mode(config: Any) -> str:
     """The policy loss, or verl's default."""
-    return str(select(config, LOSS_MODE, "vanilla"))
+    return str(select(config, names.LOSS_MODE, "vanilla"))
 
 
 def loss_agg_mode(config: Any) -> str:
     """The aggregation of the policy loss, or verl's default."""
-    return str(select(config, LOSS_AGG_MODE, "token-mean"))
+    return str(select(config, names.LOSS_AGG_MODE, "token-mean"))
 
 
 def is_bypassed(config: Any) -> bool:
     """Whether old log-probs are those that were recorded at sampling."""
-    return bool(select(config, BYPASS_MODE, False))
+    return bool(select(config, names.BYPASS_MODE, False))
 
 
 def uses_estimator(config: Any) -> bool:
@@ -105,7 +86,7 @@ def _peek(config: Any, path: str) -> Any:
 
 def generator_head_dtype(config: Any) -> Any:
     """vLLM's head dtype as configured, or None; `hf_overrides` may be a section or JSON text."""
-    overrides = _peek(config, HF_OVERRIDES)
+    overrides = _peek(config, names.HF_OVERRIDES)
     if isinstance(overrides, str):
         try:
             overrides = json.loads(overrides)
@@ -121,12 +102,12 @@ def _value(config: Any, path: str) -> str:
     return str((generator_head_dtype(config) or "") if path == HEAD_DTYPE else _peek(config, path) or "")
 
 
-def near_miss(value: str, names: Iterable[str]) -> str | None:
+def near_miss(value: str, known: Iterable[str]) -> str | None:
     """The name of ours that ``value`` was probably meant to be; None if it is one of them or like none."""
-    if value in names:
+    if value in known:
         return None
     folded = value.casefold().replace("_", "-")
-    for name in sorted(names):
+    for name in sorted(known):
         own = name.replace("_", "-")
         part = len(folded) >= _PART and (own.startswith(f"{folded}-") or own.endswith(f"-{folded}"))
         if part or folded.startswith(PREFIXES) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
@@ -137,9 +118,9 @@ def near_miss(value: str, names: Iterable[str]) -> str | None:
 def near_misses(config: Any) -> dict[str, tuple[str, str]]:
     """Config path -> (value given, name probably meant)."""
     found = {}
-    for path, names in VALUES.items():
+    for path, known in VALUES.items():
         value = _value(config, path)
-        meant = near_miss(value, names)
+        meant = near_miss(value, known)
         if meant is not None:
             found[path] = (value, meant)
     return found
@@ -148,9 +129,9 @@ def near_misses(config: Any) -> dict[str, tuple[str, str]]:
 def asked_names(config: Any) -> dict[str, str]:
     """Config path -> value for each of our names in use (near misses too); the CPU platform counts as one."""
     found = {path: value for path, (value, _) in near_misses(config).items()}
-    for path, names in VALUES.items():
+    for path, known in VALUES.items():
         value = _value(config, path)
-        if value in names:
+        if value in known:
             found[path] = value
     for section, prefixes in SECTIONS.items():
         keys = _peek(config, section) if section else config

@@ -12,163 +12,95 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from scalerl_verl import names
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import (
-    ACTOR,
-    BUCKET,
-    BYPASS_MODE,
-    CUSTOM_SAMPLER,
-    FILTER_GROUPS,
-    FSDP,
-    FUSED_KERNELS,
-    GROUP_SIZE,
-    HF_OVERRIDES,
-    HYBRID_ENGINE,
-    LOSS_SECTION,
-    MODEL,
-    POLL_SECTION,
-    RAY,
-    ROLLOUT,
-    V1,
-    VALUES,
-    VERL_BUCKET_MB,
-    VLLM,
-)
+from scalerl_verl.names import ACTOR, CUSTOM_SAMPLER, FSDP, HF_OVERRIDES, HYBRID_ENGINE, MODEL, RAY, ROLLOUT, V1, VALUES
 from scalerl_verl.names.kinds import Number, real, shown, whole
 
 _ABSENT = object()
 
 
-_COUNT, _COUNT_OR_NULL = whole(), whole(None, null=True)
+def _below(section: str, keys: str) -> list[str]:
+    return [f"{section}.{key}" for key in keys.split()]
+
+
+_COUNT, _COUNT_OR_NULL, _FROM_0 = whole(), whole(None, null=True), whole(0, 0)
+_OFF_BELOW_0, _SIZE_OR_NULL, _PORT = whole(-1, -1), whole(None, 0, null=True), whole(None, 0, null=True, most=65535)
+_CLIP, _SHARE = real(0.2, 0, null=True), real(0.5, 0, most=1)
+_TABLE: dict[str, dict[Number, str]] = {
+    "data": {
+        _COUNT: "train_batch_size max_prompt_length max_response_length",
+        _COUNT_OR_NULL: "gen_batch_size val_batch_size",
+    },
+    "trainer": {
+        _COUNT: "nnodes n_gpus_per_node total_epochs",
+        _COUNT_OR_NULL: "total_training_steps",
+        _OFF_BELOW_0: "test_freq save_freq",
+    },
+    V1: {
+        _COUNT: "sync.parameter_sync_step colocate_async.parameter_sync_step separate_async.parameter_sync_step",
+        whole(1, 0): "colocate_async.num_warmup_batches separate_async.num_warmup_batches",
+    },
+    ACTOR: {
+        _COUNT: "ppo_mini_batch_size ppo_max_token_len_per_gpu ppo_epochs ulysses_sequence_parallel_size",
+        _COUNT_OR_NULL: "ppo_micro_batch_size_per_gpu",
+        real(0): "entropy_coeff kl_loss_coef",
+        real(0.2, 0): "clip_ratio",
+        _CLIP: "clip_ratio_low clip_ratio_high",
+        real(3.0, 0): "clip_ratio_c",
+        real(1.0, 0): "grad_clip",
+        real(1e-6, 0): "optim.lr",
+        real(0.01, 0): "optim.weight_decay",
+        _OFF_BELOW_0: "optim.lr_warmup_steps",
+    },
+    FSDP: {Number(-1, 1, automatic=True): "fsdp_size", _COUNT: "ulysses_sequence_parallel_size"},
+    MODEL: {_FROM_0: "lora_rank lora.rank"},
+    ROLLOUT: {
+        _COUNT: "n val_kwargs.n prompt_length response_length max_num_seqs max_num_batched_tokens agent.num_workers "
+        "tensor_model_parallel_size data_parallel_size pipeline_model_parallel_size expert_parallel_size",
+        _COUNT_OR_NULL: "max_model_len",
+        _FROM_0: "nnodes n_gpus_per_node",
+        _SHARE: "gpu_memory_utilization",
+        real(1.0, 0): "temperature",
+        real(1.0, 0, most=1): "top_p",
+        _OFF_BELOW_0: "top_k",
+        whole(names.VERL_BUCKET_MB): "checkpoint_engine.update_weights_bucket_megabytes",
+    },
+    names.VLLM: {
+        _COUNT_OR_NULL: "max_model_len max_num_seqs block_size "
+        "tensor_parallel_size data_parallel_size pipeline_parallel_size",
+        real(None, 0, most=1, null=True): "gpu_memory_utilization",
+    },
+    RAY: {_SIZE_OR_NULL: "num_gpus num_cpus", _COUNT_OR_NULL: "object_store_memory", _PORT: "dashboard_port"},
+    "transfer_queue.metrics": {_PORT: "port"},
+}
 NUMBERS: dict[str, Number] = {
-    "data.train_batch_size": _COUNT,
-    "data.gen_batch_size": _COUNT_OR_NULL,
-    "data.val_batch_size": _COUNT_OR_NULL,
-    "data.max_prompt_length": _COUNT,
-    "data.max_response_length": _COUNT,
-    "trainer.nnodes": _COUNT,
-    "trainer.n_gpus_per_node": _COUNT,
-    "trainer.total_epochs": _COUNT,
-    "trainer.total_training_steps": _COUNT_OR_NULL,
-    "trainer.test_freq": whole(-1, -1),
-    "trainer.save_freq": whole(-1, -1),
-    f"{V1}.sync.parameter_sync_step": _COUNT,
-    f"{V1}.colocate_async.parameter_sync_step": _COUNT,
-    f"{V1}.colocate_async.num_warmup_batches": whole(1, 0),
-    f"{V1}.separate_async.parameter_sync_step": _COUNT,
-    f"{V1}.separate_async.num_warmup_batches": whole(1, 0),
-    f"{ACTOR}.ppo_mini_batch_size": _COUNT,
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": _COUNT_OR_NULL,
-    f"{ACTOR}.ppo_max_token_len_per_gpu": _COUNT,
-    f"{ACTOR}.ppo_epochs": _COUNT,
-    f"{ACTOR}.ulysses_sequence_parallel_size": _COUNT,
-    f"{ACTOR}.entropy_coeff": real(0),
-    f"{ACTOR}.kl_loss_coef": real(0),
-    f"{ACTOR}.clip_ratio": real(0.2, 0),
-    f"{ACTOR}.clip_ratio_low": real(0.2, 0, null=True),
-    f"{ACTOR}.clip_ratio_high": real(0.2, 0, null=True),
-    f"{ACTOR}.clip_ratio_c": real(3.0, 0),
-    f"{ACTOR}.grad_clip": real(1.0, 0),
-    f"{ACTOR}.optim.lr": real(1e-6, 0),
-    f"{ACTOR}.optim.lr_warmup_steps": whole(-1, -1),
-    f"{ACTOR}.optim.weight_decay": real(0.01, 0),
-    f"{FSDP}.fsdp_size": Number(-1, 1, automatic=True),
-    f"{FSDP}.ulysses_sequence_parallel_size": _COUNT,
-    f"{MODEL}.lora_rank": whole(0, 0),
-    f"{MODEL}.lora.rank": whole(0, 0),
-    GROUP_SIZE: _COUNT,
-    f"{ROLLOUT}.val_kwargs.n": _COUNT,
-    f"{ROLLOUT}.prompt_length": _COUNT,
-    f"{ROLLOUT}.response_length": _COUNT,
-    f"{ROLLOUT}.max_model_len": _COUNT_OR_NULL,
-    f"{ROLLOUT}.max_num_seqs": _COUNT,
-    f"{ROLLOUT}.max_num_batched_tokens": _COUNT,
-    f"{ROLLOUT}.nnodes": whole(0, 0),
-    f"{ROLLOUT}.n_gpus_per_node": whole(0, 0),
-    f"{ROLLOUT}.tensor_model_parallel_size": _COUNT,
-    f"{ROLLOUT}.data_parallel_size": _COUNT,
-    f"{ROLLOUT}.pipeline_model_parallel_size": _COUNT,
-    f"{ROLLOUT}.expert_parallel_size": _COUNT,
-    f"{ROLLOUT}.gpu_memory_utilization": real(0.5, 0, most=1),
-    f"{ROLLOUT}.temperature": real(1.0, 0),
-    f"{ROLLOUT}.top_p": real(1.0, 0, most=1),
-    f"{ROLLOUT}.top_k": whole(-1, -1),
-    f"{ROLLOUT}.agent.num_workers": _COUNT,
-    BUCKET: whole(VERL_BUCKET_MB),
-    f"{VLLM}.max_model_len": _COUNT_OR_NULL,
-    f"{VLLM}.max_num_seqs": _COUNT_OR_NULL,
-    f"{VLLM}.tensor_parallel_size": _COUNT_OR_NULL,
-    f"{VLLM}.data_parallel_size": _COUNT_OR_NULL,
-    f"{VLLM}.pipeline_parallel_size": _COUNT_OR_NULL,
-    f"{VLLM}.gpu_memory_utilization": real(None, 0, most=1, null=True),
-    f"{VLLM}.block_size": _COUNT_OR_NULL,
-    f"{RAY}.num_gpus": whole(None, 0, null=True),
-    f"{RAY}.num_cpus": whole(None, 0, null=True),
-    f"{RAY}.object_store_memory": _COUNT_OR_NULL,
-    f"{RAY}.dashboard_port": whole(None, 0, null=True, most=65535),
-    "transfer_queue.metrics.port": whole(None, 0, null=True, most=65535),
+    path: kind for section, kinds in _TABLE.items() for kind, keys in kinds.items() for path in _below(section, keys)
 }
 """Keys whose numbers we read, of verl's; those of our own sections are checked with their sections."""
 SWITCHES = (
-    "trainer.use_v1",
-    "trainer.val_before_train",
+    *_below("trainer", "use_v1 val_before_train"),
     HYBRID_ENGINE,
-    f"{ACTOR}.use_dynamic_bsz",
-    f"{ACTOR}.use_kl_loss",
-    f"{FSDP}.param_offload",
-    f"{FSDP}.optimizer_offload",
-    f"{FSDP}.offload_policy",
-    f"{FSDP}.reshard_after_forward",
-    f"{MODEL}.use_remove_padding",
-    FUSED_KERNELS,
-    f"{MODEL}.enable_gradient_checkpointing",
-    f"{ROLLOUT}.calculate_log_probs",
-    f"{ROLLOUT}.enforce_eager",
-    f"{ROLLOUT}.free_cache_engine",
-    f"{ROLLOUT}.multi_turn.enable",
-    "algorithm.use_kl_in_reward",
-    FILTER_GROUPS,
-    BYPASS_MODE,
-    "critic.enable",
-    "distillation.enabled",
-    "reward.reward_model.enable",
+    *_below(ACTOR, "use_dynamic_bsz use_kl_loss"),
+    *_below(FSDP, "param_offload optimizer_offload offload_policy reshard_after_forward"),
+    *_below(MODEL, "use_remove_padding use_fused_kernels enable_gradient_checkpointing"),
+    *_below(ROLLOUT, "calculate_log_probs enforce_eager free_cache_engine multi_turn.enable"),
+    *_below("algorithm", "use_kl_in_reward filter_groups.enable rollout_correction.bypass_mode"),
+    *("critic.enable", "distillation.enabled", "reward.reward_model.enable"),
 )
 """Keys that are true or false: text such as 'no' would count as true, and null as false whatever the default is."""
 _UNDECIDED = "critic.enable"
 """The one of them where null has a meaning of its own."""
 _NEEDED_SECTIONS = (
-    "trainer",
-    V1,
-    "data",
-    "algorithm",
-    "critic",
-    "reward",
-    "reward.reward_model",
-    "actor_rollout_ref",
-    ACTOR,
-    f"{ACTOR}.optim",
-    LOSS_SECTION,
-    FSDP,
-    MODEL,
-    ROLLOUT,
-    f"{ROLLOUT}.agent",
-    f"{ROLLOUT}.checkpoint_engine",
-    f"{ROLLOUT}.multi_turn",
-    f"{ROLLOUT}.val_kwargs",
+    *("trainer", V1, "data", "algorithm", "critic", "reward", "reward.reward_model", "actor_rollout_ref"),
+    *(ACTOR, f"{ACTOR}.optim", names.LOSS_SECTION, FSDP, MODEL, ROLLOUT),
+    *_below(ROLLOUT, "agent checkpoint_engine multi_turn val_kwargs"),
 )
 """Sections that verl looks into whatever stands there: one without keys in a YAML file is null."""
-
 _MORE_SECTIONS = (
-    f"{MODEL}.mtp",
-    f"{ROLLOUT}.disaggregation",
-    f"{ROLLOUT}.qat",
-    f"{ROLLOUT}.checkpoint_engine.engine_kwargs.nccl",
-    "data.custom_cls",
-    "reward.custom_reward_function",
-    "reward.reward_manager",
-    "skip.rollout_tq",
-    CUSTOM_SAMPLER,
-    POLL_SECTION,
+    *(f"{MODEL}.mtp", "data.custom_cls", "skip.rollout_tq", CUSTOM_SAMPLER, names.POLL_SECTION),
+    *_below(ROLLOUT, "disaggregation qat checkpoint_engine.engine_kwargs.nccl"),
+    *_below("reward", "custom_reward_function reward_manager"),
 )
 """Sections that the start-up checks look into, beside those above the keys of these tables."""
 

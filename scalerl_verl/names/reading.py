@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a composed config: one value, a list, a section with its settings."""
+"""Reading a composed config: one value, a list, a section; `keys` reads a section of ours as its settings."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
-
-from scalerl_verl.errors import ScaleRLConfigError
-
-Settings = TypeVar("Settings")
+from collections.abc import Collection, Iterable
+from typing import Any
 
 
 def select(config: Any, path: str, default: Any = None) -> Any:
@@ -43,37 +38,6 @@ def unknown_keys(section: str, given: Iterable[Any], known: Collection[str]) -> 
         meant = f"; did you mean {near[0]}?" if near else ""
         problems.append(f"{section}.{key} does not exist: the keys are {', '.join(known)}{meant}")
     return problems
-
-
-def read_section(cls: type[Settings], name: str, section: Any, others: Collection[str] = ()) -> Settings:
-    """Build a dataclass of settings from a config section (or its absence).
-
-    Args:
-        cls: the dataclass, whose fields are the keys; what it refuses is a line each, without the section.
-        name: the section's path, for messages.
-        section: its content, a DictConfig or what somebody made of one.
-        others: keys of the section that somebody else reads.
-
-    Raises:
-        ScaleRLConfigError: no section, an unknown key or value.
-    """
-    given = plain(section)
-    if not isinstance(given, Mapping | None):
-        raise ScaleRLConfigError([f"{name}={given!r}: it is a section, set the keys below it"])
-    given = dict(given or {})
-    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    problems = unknown_keys(name, given, [*known, *others])
-    # Tuples, so that the settings can be hashed.
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if key in known}
-    try:
-        settings = cls(**values)
-    except ScaleRLConfigError as error:
-        problems += error.problems
-    except ValueError as error:
-        problems += [f"{name}.{line}" for line in str(error).splitlines()]
-    if problems:
-        raise ScaleRLConfigError(problems)
-    return settings
 
 
 def plain(section: Any) -> Any:

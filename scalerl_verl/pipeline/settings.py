@@ -6,17 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl_verl.names import (
-    OFF_POLICY_SECTION,
-    PIPELINE_RL,
-    PIPELINE_SECTION,
-    PPO_OFF_POLICY,
-    RECOMPUTE,
-    read_section,
-)
-from scalerl_verl.names.keys import KEYS, require_allowed
+from scalerl_verl.names import OFF_POLICY_SECTION, PIPELINE_RL, PIPELINE_SECTION, PPO_OFF_POLICY, RECOMPUTE
+from scalerl_verl.names.keys import defaults, read_section, require_allowed
 
-_PIPELINE, _OFF_POLICY = KEYS[PIPELINE_SECTION], KEYS[OFF_POLICY_SECTION]
+_PIPELINE, _OFF_POLICY = defaults(PIPELINE_SECTION), defaults(OFF_POLICY_SECTION)
 
 
 @dataclass(frozen=True)
@@ -41,14 +34,14 @@ class PipelineSettings:
         parameter_sync_step: 1; verl reads this key of the section of every trainer.
     """
 
-    max_staleness: int = _PIPELINE["max_staleness"].default
-    kv_on_update: str = _PIPELINE["kv_on_update"].default
-    staging: str = _PIPELINE["staging"].default
-    request_timeout_s: float = _PIPELINE["request_timeout_s"].default
-    transfer_timeout_s: float = _PIPELINE["transfer_timeout_s"].default
-    max_attempts: int = _PIPELINE["max_attempts"].default
-    max_strikes: int = _PIPELINE["max_strikes"].default
-    parameter_sync_step: int = _PIPELINE["parameter_sync_step"].default
+    max_staleness: int = _PIPELINE["max_staleness"]
+    kv_on_update: str = _PIPELINE["kv_on_update"]
+    staging: str = _PIPELINE["staging"]
+    request_timeout_s: float = _PIPELINE["request_timeout_s"]
+    transfer_timeout_s: float = _PIPELINE["transfer_timeout_s"]
+    max_attempts: int = _PIPELINE["max_attempts"]
+    max_strikes: int = _PIPELINE["max_strikes"]
+    parameter_sync_step: int = _PIPELINE["parameter_sync_step"]
 
     def __post_init__(self) -> None:
         require_allowed(self, PIPELINE_SECTION)
@@ -68,8 +61,8 @@ class OffPolicySettings:
         parameter_sync_step: 1; verl reads this key of the section of every trainer.
     """
 
-    num_updates: int = _OFF_POLICY["num_updates"].default
-    parameter_sync_step: int = _OFF_POLICY["parameter_sync_step"].default
+    num_updates: int = _OFF_POLICY["num_updates"]
+    parameter_sync_step: int = _OFF_POLICY["parameter_sync_step"]
 
     def __post_init__(self) -> None:
         require_allowed(self, OFF_POLICY_SECTION)

@@ -11,19 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl_verl.names import (
-    BUCKET,
-    CHECKPOINT_BACKEND,
-    FSDP,
-    GLOO,
-    HOST,
-    NONE,
-    PIPELINE_RL,
-    ROLLOUT,
-    STAGING,
-    VERL_BUCKET_MB,
-    select,
-)
+from scalerl_verl import names
+from scalerl_verl.names import BUCKET, CHECKPOINT_BACKEND, FSDP, GLOO, HOST, NONE, PIPELINE_RL, ROLLOUT, STAGING, select
 from scalerl_verl.names.asking import is_cpu_platform, trainer_mode
 from scalerl_verl.names.keys import value_of
 from scalerl_verl.pipeline.pieces import pieces_bytes
@@ -97,7 +86,7 @@ def read_transfer(config: Any) -> Transfer:
     through_gpu = separate and backend != GLOO
     return Transfer(
         sent_bytes=min(stored, BYTES[wanted]) if wanted else stored,
-        bucket_bytes=float(select(config, BUCKET, VERL_BUCKET_MB)) * MIB,
+        bucket_bytes=float(select(config, BUCKET, names.VERL_BUCKET_MB)) * MIB,
         trainer_buckets=2 * through_gpu,
         generator_buckets=2 * through_gpu + (separate and staging == NONE),
         staging=staging,

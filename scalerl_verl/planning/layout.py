@@ -8,21 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from scalerl_verl import names
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import (
-    ACTOR,
-    FSDP,
-    FUSED_KERNELS,
-    GROUP_SIZE,
-    HYBRID_ENGINE,
-    MAX_STALENESS,
-    MODEL,
-    PIPELINE_RL,
-    REQUEST_TIMEOUT,
-    ROLLOUT,
-    VLLM,
-    select,
-)
+from scalerl_verl.names import ACTOR, FSDP, FUSED_KERNELS, GROUP_SIZE, HYBRID_ENGINE, MODEL, ROLLOUT, VLLM, select
 from scalerl_verl.names.asking import is_bypassed, trainer_mode
 from scalerl_verl.names.keys import value_of
 from scalerl_verl.pipeline.transfer import BYTES, SEPARATE, Transfer, read_transfer
@@ -128,8 +116,8 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
         max_prompt=max_prompt,
         max_response=max_response,
         max_model_len=max_model_len,
-        max_staleness=int(value_of(config, MAX_STALENESS)) if mode == PIPELINE_RL else 0,
-        request_timeout_s=float(value_of(config, REQUEST_TIMEOUT)),
+        max_staleness=int(value_of(config, names.MAX_STALENESS)) if mode == names.PIPELINE_RL else 0,
+        request_timeout_s=float(value_of(config, names.REQUEST_TIMEOUT)),
         sequence_parallel=sequence_parallel,
         fsdp_size=fsdp_size,
         node_gpus=node_gpus,

@@ -6,16 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from scalerl_verl.names import (
-    ACTOR,
-    BUCKET,
-    FSDP,
-    FUSED_KERNELS,
-    MODEL,
-    PIPELINE_RL,
-    ROLLOUT,
-    STAGING,
-)
+from scalerl_verl.names import ACTOR, BUCKET, FSDP, FUSED_KERNELS, MODEL, PIPELINE_RL, ROLLOUT, STAGING
 from scalerl_verl.planning import checks
 from scalerl_verl.planning.balance import DEVICES, Assumptions, Rates, decode_step_s, find_rates
 from scalerl_verl.planning.generator import GeneratorMemory, generator_memory
@@ -232,12 +223,11 @@ def _generator_fit(layout: RunLayout, memory: GeneratorMemory) -> Iterator[str]:
     setup = layout.generator
     if memory.num_blocks < memory.blocks_per_sequence:
         yield (
-            f"vLLM's share of a GPU, {ROLLOUT}.gpu_memory_utilization={setup.utilization} = "
-            f"{memory.budget / GIB:.1f} GiB, holds not one sequence of {setup.max_model_len} tokens: weights "
-            f"{memory.weights / GIB:.1f}, a step {memory.profile / GIB:.1f}, reserve {memory.reserve / GIB:.1f} and "
-            f"its cache are {memory.least / GIB:.1f} GiB; raise the share to {memory.least / setup.gpu_bytes:.2f} (if "
-            f"below 1), or raise {ROLLOUT}.tensor_model_parallel_size, or lower {ROLLOUT}.max_model_len or "
-            ".max_num_seqs"
+            f"vLLM's share of a GPU, {ROLLOUT}.gpu_memory_utilization={setup.utilization} = {memory.budget / GIB:.1f} "
+            f"GiB, holds not one sequence of {setup.max_model_len} tokens: weights {memory.weights / GIB:.1f}, a step "
+            f"{memory.profile / GIB:.1f}, reserve {memory.reserve / GIB:.1f} and its cache are "
+            f"{memory.least / GIB:.1f} GiB; raise the share to {memory.least / setup.gpu_bytes:.2f} (if below 1), or "
+            f"raise {ROLLOUT}.tensor_model_parallel_size, or lower {ROLLOUT}.max_model_len or .max_num_seqs"
         )
     if memory.outside and memory.peak > setup.gpu_bytes:
         staged = f" (the whole model on every GPU, {memory.staged / GIB:.1f}, and buffers)" if memory.staged else ""
@@ -272,8 +262,7 @@ def _host_fit(layout: RunLayout, memory: GeneratorMemory, node_bytes: float | No
         yield (
             f"weights staged in host memory take {needed / GIB:.1f} GiB of a node's {node_bytes / GIB:.0f}, "
             f"{memory.host / GIB:.1f} for each of {layout.engines_per_node} engines: raise "
-            f"{ROLLOUT}.tensor_model_parallel_size (one copy serves an engine), or set "
-            f"{STAGING}=none"
+            f"{ROLLOUT}.tensor_model_parallel_size (one copy serves an engine), or set {STAGING}=none"
         )
 
 
@@ -292,7 +281,7 @@ def _shared_fit(layout: RunLayout, trainer: TrainerMemory, generator: GeneratorM
     if generator.budget > free:
         yield (
             f"while it generates, a GPU holds {stays / GIB:.1f} GiB of the trainer and vLLM's share of "
-            f"{generator.budget / GIB:.1f} GiB, of {setup.gpu_bytes / GIB:.0f}: lower "
-            f"{ROLLOUT}.gpu_memory_utilization to {max(free / setup.gpu_bytes - 0.005, 0):.2f}, or set "
-            f"{FSDP}.param_offload=True and .optimizer_offload=True"
+            f"{generator.budget / GIB:.1f} GiB, of {setup.gpu_bytes / GIB:.0f}: lower {ROLLOUT}.gpu_memory_utilization "
+            f"to {max(free / setup.gpu_bytes - 0.005, 0):.2f}, or set {FSDP}.param_offload=True and "
+            ".optimizer_offload=True"
         )

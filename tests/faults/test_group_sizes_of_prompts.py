@@ -19,6 +19,7 @@ from scalerl_verl.columns import ROLLOUT_N
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.curriculum.verl import wrap_sampler
 from scalerl_verl.names import SAMPLER_CLASS
+from scalerl_verl.names.rules import broken
 from tests.faults.test_optimizer_steps import GROUP, Trainer, queue, sampled  # noqa: F401 - a fixture
 from tests.unit.composed import changed
 from tests.unit.curriculum.test_curriculum import make_data, make_row
@@ -102,11 +103,10 @@ def test_sizes_of_prompts_make_room_for_more_min_responses_than_the_run_s_group_
     """Fault: a run whose prompts ask for 64 responses was refused because rollout.n is 16."""
     path = str(write(tmp_path / "a.parquet", [64, 8]))
     keys = {"actor_rollout_ref.rollout.n": 16, "data.sampler.min_responses": 32}
-    assert not list(
-        curriculum_settings.find_problems(changed("recipe", {**keys, "data.train_files": [path] if as_list else path}))
-    )
+    config = changed("recipe", {**keys, "data.train_files": [path] if as_list else path})
+    assert not list(broken(curriculum_settings.RULES, config))
     for files in (str(write(tmp_path / "b.parquet", None)), str(tmp_path / "none.parquet"), str(tmp_path), None, 3):
-        (problem,) = curriculum_settings.find_problems(changed("recipe", {**keys, "data.train_files": files}))
+        (problem,) = broken(curriculum_settings.RULES, changed("recipe", {**keys, "data.train_files": files}))
         assert "min_responses=32 is more than the actor_rollout_ref.rollout.n=16 responses of a visit" in problem
 
 

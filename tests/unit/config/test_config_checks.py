@@ -109,7 +109,7 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "setting beside its section": ("recipe", {"algorithm.adv_norm": "none"}, ["algorithm.adv_norm has no effect"]),
     "preset group as a key": ("recipe", {"scalerl": "recipe"}, ["top-level key scalerl has no effect"]),
-    "section that is a word": ("recipe", {"algorithm.scalerl": "drop"}, ["algorithm.scalerl=drop must be a section"]),
+    "section that is a word": ("recipe", {"algorithm.scalerl": "drop"}, ["algorithm.scalerl='drop': it is a section"]),
     "estimator with a letter missing": (
         "",
         {"algorithm.adv_estimator": "scalrl"},

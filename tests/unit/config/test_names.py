@@ -17,7 +17,7 @@ from benchmarks.reference.keys import leaves
 from scalerl_verl import names
 from scalerl_verl.names.asking import SECTIONS, near_miss
 from scalerl_verl.names.keys import KEYS
-from scalerl_verl.names.kinds import Choice
+from scalerl_verl.names.kinds import Value
 
 PACKAGE = Path(scalerl_verl.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "names" not in path.relative_to(PACKAGE).parts)
@@ -27,8 +27,8 @@ NOT_YET = (
     "verl/startup.py",
     "verl/algorithms.py",
     "verl/bypass_mode.py",
-    "verl/prompt_mean.py",
-    "verl/fp32_head.py",
+    "verl/engine.py",
+    "verl/actor_loss.py",
     "verl/weight_sync.py",
     "verl/server.py",
     "verl/install.py",
@@ -54,7 +54,7 @@ NOT_YET = (
 PATHS = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str) and "." in value}
 WORDS = {names.PLUGIN}.union(
     *names.VALUES.values(),
-    *(kind.allowed for kinds in KEYS.values() for kind in kinds.values() if isinstance(kind, Choice)),
+    *(kind.words for kinds in KEYS.values() for kind in kinds.values() if isinstance(kind, Value)),
 )
 ORDINARY = {names.BATCH, names.PROMPT, names.NONE, names.KEEP, names.DEVICE, names.HOST, names.STOP, names.WARN}
 ORDINARY |= {names.GENERATOR_DTYPE, "float"}
@@ -69,6 +69,7 @@ ELSEWHERE = {
 """Module -> words that are no names of ours there: dtypes of verl and vLLM, torch's backend."""
 DIFFERENT = {
     *(("quickstart", f"{names.INTERRUPTION_SECTION}.{key}") for key in ("thinking_budget", "answer_budget", "phrase")),
+    ("tiny", names.POLL_INTERVAL),
     *(("curriculum", f"{names.SAMPLER_SECTION}.{key}") for key in ("min_prompts", "min_responses")),
     ("fast_frontend", names.FAST_FRONTEND),
 }

@@ -32,11 +32,12 @@ from scalerl_verl.curriculum import (
 )
 from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.curriculum.prompt_ids import COLUMN, label_dataset, prompt_id
-from scalerl_verl.curriculum.settings import find_problems, read_rules
+from scalerl_verl.curriculum.settings import RULES, read_rules
 from scalerl_verl.curriculum.verl import find_sampler, record_visits, with_sampler, wrap_sampler
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.names import SAMPLER_CLASS
+from scalerl_verl.names.rules import broken
 from tests.steps import in_front_of
 
 
@@ -378,10 +379,10 @@ def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_floor_of_null_is_left_to_the_start_up_check() -> None:
     assert read_rules({"class_path": SAMPLER_CLASS, "min_prompts": None}).min_prompts == 1
     config = OmegaConf.create({"data": {"train_batch_size": 8, "sampler": {"class_path": SAMPLER_CLASS}}})
-    assert list(find_problems(config)) == []
+    assert list(broken(RULES, config)) == []
 
 
 def test_section_that_verl_would_ignore_is_refused() -> None:
     config = OmegaConf.create({"data": {"train_batch_size": 8, "sampler": {"threshold": 0.5}}})
-    assert "names no sampler" in next(find_problems(config))
-    assert SAMPLER_CLASS in next(find_problems(config))
+    assert "names no sampler" in next(broken(RULES, config))
+    assert SAMPLER_CLASS in next(broken(RULES, config))

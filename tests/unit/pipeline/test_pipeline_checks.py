@@ -17,7 +17,7 @@ VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"trainer.v1.pipeline_rl.max_stalenes": 4}, "max_stalenes does not exist"),
     "bound below 0": ({"trainer.v1.pipeline_rl.max_staleness": -1}, "0 or more (0 is on-policy)"),
-    "section that is a number": ({"trainer.v1.pipeline_rl": 8}, "must be a section of keys"),
+    "section that is a number": ({"trainer.v1.pipeline_rl": 8}, "it is a section, set the keys below it"),
     "section of the other mode": (
         {"trainer.v1.ppo_off_policy.num_updates": 8},
         "trainer.v1.ppo_off_policy is read by trainer.v1.trainer_mode=ppo_off_policy only",
