@@ -74,9 +74,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/pipeline.md": {
         "weight_update": pipeline.weight_update_table,
         "pipeline": pipeline.pipeline_table,
-        "simulated": pipeline.simulated_table,
         "pipeline-before": partial(pipeline.pipeline_table, 1),
-        "simulated-before": partial(pipeline.simulated_table, 1),
     },
     "docs/baselines.md": {"keys": baselines.keys_table},
 }

@@ -59,26 +59,6 @@ def _of_rival(found: dict[tuple[str, str, str], dict[str, Any]], regime: str, mo
     return f"{mine['p50'] / rival['p50']:.2f}" if mine and rival else ""
 
 
-def simulated_table(back: int = 0) -> str:
-    """Ratios to the rival, measured and simulated, at the size that was measured and beyond."""
-    rows = _run(back)
-    found = _found(rows)
-    speeds = {
-        (row["case"]["regime"], row["case"]["simulated_devices"], row["impl"].removeprefix(SIMULATOR)): row["p50"]
-        for row in rows
-        if _is_simulated(row)
-    }
-    sizes = sorted({devices for _, devices, _ in speeds})
-    lines = []
-    for regime, mode in dict.fromkeys((regime, mode) for regime, _, mode in speeds):
-        measured = _of_rival(found, regime, mode)
-        if mode != RIVAL and measured:
-            ratios = [f"{speeds[regime, size, mode] / speeds[regime, size, RIVAL]:.2f}" for size in sizes]
-            lines.append((regime, mode, measured, *ratios))
-    heads = ("regime", f"mode, over {RIVAL}", "measured", *(f"simulated, {devices:,} devices" for devices in sizes))
-    return table(heads, lines)
-
-
 def weight_update_table() -> str:
     """One line a model and way of the newest run of each model."""
     rows = read_rows("weight_update")
