@@ -235,10 +235,22 @@ async def check_abort(driver: Driver) -> None:
 
 async def check_abort_at_the_door(driver: Driver) -> None:
     """An abort in the moment in which requests arrive: each is aborted or waits, none is lost, none runs on."""
+    door, add_request = asyncio.Event(), driver.server._add_request
+
+    async def add_late(*args: Any, **kwargs: Any) -> Any:
+        await door.wait()
+        return await add_request(*args, **kwargs)
+
+    driver.server._add_request = add_late
     tasks = [driver.start(True, PROMPT, max_tokens=LONG, seed=seed, ignore_eos=True)[1] for seed in range(SLOTS + 2)]
-    await asyncio.sleep(0)
-    assert driver.server._admitting == len(tasks), "they are not on their way: this check tests nothing"
-    await driver.server.abort_all_requests()
+    while driver.server._admitting < len(tasks):
+        await asyncio.sleep(0)
+    aborting = asyncio.create_task(driver.server.abort_all_requests())
+    await asyncio.sleep(0.1)
+    assert not aborting.done(), "an abort that does not see them would leave them running"
+    door.set()
+    await asyncio.wait_for(aborting, 30)
+    driver.server._add_request = add_request
     outputs = [await asyncio.wait_for(task, 30) for task in tasks]
     assert {output.stop_reason for output in outputs} == {"aborted"}
     assert not driver.engine.output_processor.request_states and driver.server._admitting == 0
