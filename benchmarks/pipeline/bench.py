@@ -26,9 +26,10 @@ import uuid
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.launching import log_tail, read_steps
 from benchmarks.pipeline.assets import SIZES, make_model, make_prompts
 from benchmarks.pipeline.lanes import parse_lanes, run_lanes
-from benchmarks.pipeline.measure import read_steps, rows_of
+from benchmarks.pipeline.measure import rows_of
 from benchmarks.pipeline.predict import predicted_rows
 from benchmarks.pipeline.runs import MODES, Plan, launch
 from benchmarks.rows import append_rows, describe_gpu, read_rows, run_facts
@@ -57,9 +58,7 @@ def run(plan: Plan, size_name: str, folder: Path, assets: Path, facts: dict) -> 
     how = f"ended after {plan.seconds:g} s" if code is None else f"ended by itself with {code}"
     print(f"{plan.mode}: {how}, {num_steps} of {sum(plan.steps)} steps", flush=True)
     if code is not None:
-        print(
-            "\n".join((folder / "log.txt").read_text(errors="replace", encoding="utf-8").splitlines()[-60:]), flush=True
-        )
+        print(log_tail(folder), flush=True)
     return 0 if num_steps else 1
 
 

@@ -3,43 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.launching import Step, read_steps, whole_lines
 from benchmarks.pipeline.assets import Size
 from benchmarks.pipeline.plugin.scalerl_bench.engine_log import BIN_S
 from benchmarks.pipeline.runs import Plan
 
 PREFIX = "scalerl/pipeline"
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step, the moments it began and ended, and verl's metrics of it."""
-
-    number: int
-    began: float
-    ended: float
-    metrics: dict[str, float]
-
-
-def read_steps(folder: Path) -> list[Step]:
-    """All steps whose metrics were written; the end of one is the beginning of the next."""
-    times = {entry["step"]: entry["t"] for entry in map(json.loads, _lines(folder / "steps.jsonl"))}
-    metrics = {entry["step"]: entry["data"] for entry in map(json.loads, _lines(folder / "metrics.jsonl"))}
-    return [
-        Step(number, times[number - 1], times[number], metrics[number])
-        for number in sorted(times)
-        if number in metrics and number - 1 in times
-    ]
-
-
-def _lines(path: Path) -> list[str]:
-    """Whole lines: the last one may have been cut."""
-    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
 
 
 def measured_steps(steps: Sequence[Step], plan: Plan) -> tuple[list[Step], list[Step]]:
@@ -77,7 +51,7 @@ def read_engines(folder: Path, began: float, ended: float) -> EngineTotals:
     low, high = int(began / BIN_S), int(ended / BIN_S)
     busy, again, prefilled = 0, 0, 0
     for path in paths:
-        for line in _lines(path):
+        for line in whole_lines(path):
             number, _, _, tokens, of_these = map(int, line.split())
             if low <= number < high:
                 busy, again, prefilled = busy + 1, again + of_these, prefilled + tokens

@@ -1,31 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of verl's main_ppo for the pipeline benchmark: command line, environment, times of its steps."""
+"""One run of verl's main_ppo for the pipeline benchmark: command line and environment."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import launching
 from benchmarks.pipeline.assets import Size
-from benchmarks.rows import REPO
-from recipes.launch.processes import end_processes, run_marks
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 MODES = ("pipeline_rl keep", "pipeline_rl recompute", "separate_async", "sync")
 PLAIN = "plain front end"
 """Option of a lane: generation as verl asks for it."""
-CPU_ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 PRESETS = ("setup", "cispo", "prompt_mean", "advantage", "fp32_head")
 GPU = (
     "+ray_kwargs.ray_init.include_dashboard=False",
@@ -167,61 +154,17 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
 
 def environment(plan: Plan, size: Size, folder: Path, run_id: str) -> dict[str, str]:
     """Of the run's processes, all of which inherit it."""
-    lane = f"lane{run_id[:6]}"
-    extra = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))} if plan.gpus else CPU_ENVIRONMENT
     return {
-        **os.environ,
-        "HYDRA_FULL_ERROR": "1",
-        "RAY_ADDRESS": "local",
-        "RAY_TMPDIR": f"/tmp/{lane}",  # Ray's socket paths have to be short
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        **launching.environment(folder, run_id, plan.gpus, [PLUGIN]),
         "BENCH_ENGINE_LOG": str(folder),
         "BENCH_PROMPT_TOKENS": ",".join(str(regime.prompt_tokens) for regime in size.regimes),
-        "BENCH_LANE": lane,
+        "BENCH_LANE": f"lane{run_id[:6]}",
         "BENCH_GATE": plan.gate,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(PLUGIN), str(REPO), os.environ.get("PYTHONPATH", "")])),
-        **run_marks(run_id),
-        **extra,
     }
 
 
 def launch(plan: Plan, size: Size, assets: Path, folder: Path) -> int | None:
-    """Run to the last step, or for ``plan.seconds``; the exit code, or None if it was ended.
-
-    ``steps.jsonl`` in ``folder`` notes, as it goes, when the metrics of each step were written.
-    """
-    run_id = uuid.uuid4().hex
-    env = environment(plan, size, folder, run_id)
-    Path(env["RAY_TMPDIR"]).mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(plan, size, assets, folder)]
-    started, seen = time.time(), 0
-    with (
-        (folder / "log.txt").open("w", encoding="utf-8") as log,
-        (folder / "steps.jsonl").open("w", encoding="utf-8") as steps,
-    ):
-        steps.write(json.dumps({"step": 0, "t": started}) + "\n")
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        waiting = bool(plan.gate)
-        try:
-            while (code := process.poll()) is None and seen < sum(plan.steps):
-                if waiting and Path(plan.gate).exists():
-                    waiting, started = False, time.time()
-                if not waiting and time.time() - started > plan.seconds:
-                    break
-                seen = _note_steps(folder, steps, seen)
-                time.sleep(0.05)
-            if seen == sum(plan.steps):
-                code = 0
-            return code
-        finally:
-            end_processes(run_id)
-
-
-def _note_steps(folder: Path, steps, seen: int) -> int:
-    path = folder / "metrics.jsonl"
-    num = path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
-    for step in range(seen + 1, num + 1):
-        steps.write(json.dumps({"step": step, "t": time.time()}) + "\n")
-        steps.flush()
-        print(f"{folder.name}: step {step}", flush=True)
-    return num
+    """Run to the last step, or for ``plan.seconds``; the exit code, or None if it was ended."""
+    env = environment(plan, size, folder, launching.new_run_id())
+    lines = overrides(plan, size, assets, folder)
+    return launching.run_main_ppo(lines, env, folder, sum(plan.steps), plan.seconds, plan.gate)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of verl's main_ppo for a benchmark: started, watched step by step, ended with all its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.rows import REPO
+from recipes.launch.processes import RUN_ID_ENV, end_processes, run_marks
+
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step, the moments it began and ended, and verl's metrics of it."""
+
+    number: int
+    began: float
+    ended: float
+    metrics: dict[str, float]
+
+
+def environment(folder: Path, run_id: str, gpus: Sequence[int], python_path: Sequence[Path] = ()) -> dict[str, str]:
+    """Of the run's processes, all of which inherit it; without ``gpus`` the run is on the CPU."""
+    extra = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else CPU_ENVIRONMENT
+    places = [*map(str, python_path), str(REPO), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_ADDRESS": "local",
+        "RAY_TMPDIR": f"/tmp/lane{run_id[:6]}",  # Ray's socket paths have to be short
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "PYTHONPATH": os.pathsep.join(filter(None, places)),
+        **run_marks(run_id),
+        **extra,
+    }
+
+
+def run_main_ppo(
+    overrides: Sequence[str], env: Mapping[str, str], folder: Path, num_steps: int, seconds: float, gate: str = ""
+) -> int | None:
+    """Run to the last step, or for ``seconds``; the exit code, or None if it was ended.
+
+    ``steps.jsonl`` in ``folder`` notes, as it goes, when the metrics of each step were written.
+
+    Args:
+        overrides: the command line.
+        env: `environment` and what the benchmark adds.
+        folder: of the run's files.
+        num_steps: after which the run is ended, too.
+        seconds: from the start.
+        gate: a file for which the run waits before its first request: seconds count from there.
+    """
+    Path(env["RAY_TMPDIR"]).mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
+    started, seen = time.time(), 0
+    with (
+        (folder / "log.txt").open("w", encoding="utf-8") as log,
+        (folder / "steps.jsonl").open("w", encoding="utf-8") as steps,
+    ):
+        steps.write(json.dumps({"step": 0, "t": started}) + "\n")
+        process = subprocess.Popen(command, env=dict(env), stdout=log, stderr=log, start_new_session=True)
+        waiting = bool(gate)
+        try:
+            while (code := process.poll()) is None and seen < num_steps:
+                if waiting and Path(gate).exists():
+                    waiting, started = False, time.time()
+                if not waiting and time.time() - started > seconds:
+                    break
+                seen = _note_steps(folder, steps, seen)
+                time.sleep(0.05)
+            return 0 if seen == num_steps else code
+        finally:
+            end_processes(env[RUN_ID_ENV])
+
+
+def new_run_id() -> str:
+    """By which the processes of a run are found."""
+    return uuid.uuid4().hex
+
+
+def log_tail(folder: Path) -> str:
+    """The last lines of the run's log."""
+    return "\n".join((folder / "log.txt").read_text(errors="replace", encoding="utf-8").splitlines()[-60:])
+
+
+def read_steps(folder: Path) -> list[Step]:
+    """All steps whose metrics were written; the end of one is the beginning of the next."""
+    times = {entry["step"]: entry["t"] for entry in map(json.loads, whole_lines(folder / "steps.jsonl"))}
+    metrics = {entry["step"]: entry["data"] for entry in map(json.loads, whole_lines(folder / "metrics.jsonl"))}
+    return [
+        Step(number, times[number - 1], times[number], metrics[number])
+        for number in sorted(times)
+        if number in metrics and number - 1 in times
+    ]
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Without the last one, if it was cut."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+
+
+def _note_steps(folder: Path, steps: TextIO, seen: int) -> int:
+    num = len(whole_lines(folder / "metrics.jsonl"))
+    for step in range(seen + 1, num + 1):
+        steps.write(json.dumps({"step": step, "t": time.time()}) + "\n")
+        steps.flush()
+        print(f"{folder.name}: step {step}", flush=True)
+    return num
