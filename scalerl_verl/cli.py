@@ -20,13 +20,10 @@ PIPE_CLOSED = 141
 def _doctor(arguments: argparse.Namespace) -> int:
     from scalerl_verl.doctor.command import run_doctor
 
-    report = run_doctor(processes=not arguments.no_processes, run_dir=arguments.run_dir)
-    print("\n".join(report.lines))
-    if report.problems:
-        print(f"\n{len(report.problems)} problem(s):", *(f"  - {text}" for text in report.problems), sep="\n")
-        return 1
-    print("\nAll is well.")
-    return 0
+    cluster = arguments.cluster or os.environ.get("RAY_ADDRESS") or None
+    report = run_doctor(not arguments.no_processes, arguments.run_dir, None if cluster == "local" else cluster)
+    print(report.render(arguments.verbose))
+    return int(bool(report.problems))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,6 +35,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--no-processes", action="store_true", help="do not start a driver, a Ray worker and vLLM")
     doctor.add_argument("--run-dir", help="also read the status files a run wrote to SCALERL_VERL_STATUS_DIR")
+    doctor.add_argument(
+        "--cluster",
+        nargs="?",
+        const=os.environ.get("RAY_ADDRESS") or "auto",
+        metavar="ADDRESS",
+        help="also list the nodes of a running Ray cluster (default where RAY_ADDRESS is set)",
+    )
+    doctor.add_argument("--verbose", action="store_true", help="show every package, entry point and symbol")
     doctor.set_defaults(run=_doctor)
     add_plan(commands)
     add_commands(commands)

@@ -62,11 +62,13 @@ OTHER_KEYS = {
 """Keys that no class of ours holds -> (default, meaning)."""
 ENVIRONMENT = {
     activation.PLATFORM_ENV: "`cpu`: verl's whole loop on the CPU",
-    activation.STATUS_DIR_ENV: "folder for a file a process, which `scalerl doctor --run-dir` reads",
+    activation.STATUS_DIR_ENV: "folder for a file a process, by host and pid; `scalerl doctor --run-dir` reads it",
     activation.SYNC_TIMEOUT_ENV: "seconds of silence in a weight update of verl's trainers after which the run ends "
     f"(default {names.DEFAULT_SYNC_TIMEOUT_S:g})",
     activation.ALLOW_UNKNOWN_ENV: "`1`: patch a symbol whose source is not a known one, at your own risk",
     activation.ACTIVE_ENV: "`1` in every process of a run whose start-up check passed; set by the driver, not by you",
+    activation.DRIVER_ENV: "what is installed where the driver runs, to compare the nodes of a cluster with; set by "
+    "the driver, not by you",
     activation.ROOT_LEVEL_ENV: "level of the root logger beside vLLM's server, which is ERROR without it; a run with "
     "our names sets `WARNING`, unless this or `LOG_LEVEL` is set",
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def process_status() -> dict[str, Any]:
     """Versions, activation and patch states of this process, ready for JSON."""
     title = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return {
+        "host": socket.gethostname(),
         "pid": os.getpid(),
         "title": title,
         "process": multiprocessing.current_process().name,
@@ -58,11 +60,15 @@ def all_facts() -> dict[str, list[dict[str, Any]]]:
 
 
 def record(loaded_by: str | None = None) -> None:
-    """Note who loaded us; write ``<dir>/<pid>.json`` if ``SCALERL_VERL_STATUS_DIR`` is set."""
+    """Note who loaded us; write ``<dir>/<host>-<pid>.json`` if ``SCALERL_VERL_STATUS_DIR`` is set.
+
+    Several nodes may share the folder, and a pid is one only on its own.
+    """
     if loaded_by is not None and loaded_by not in _loaded_by:
         _loaded_by.append(loaded_by)
     directory = os.environ.get(STATUS_DIR_ENV)
     if not directory:
         return
     with bookkeeping(f"{STATUS_DIR_ENV}={directory}", "scalerl doctor --run-dir will not know this process"):
-        replace_file(Path(directory) / f"{os.getpid()}.json", json.dumps(process_status(), indent=1).encode())
+        name = f"{socket.gethostname()}-{os.getpid()}.json"
+        replace_file(Path(directory) / name, json.dumps(process_status(), indent=1).encode())

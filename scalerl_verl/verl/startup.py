@@ -12,12 +12,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from scalerl_verl.advantage.passing import read_pass_rule
 from scalerl_verl.config import checks as config_checks
 from scalerl_verl.config import machine_checks, preset_report
+from scalerl_verl.config.cluster import has_own_ray
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.generator import frontend
 from scalerl_verl.names import ACTOR_CLASS, LOSS_AGG_MODE, LOSS_MODE, LOSS_SECTION, PROMPT_MEAN, select
 from scalerl_verl.names.asking import asked_names
-from scalerl_verl.upstream import registry, status
+from scalerl_verl.upstream import nodes, registry, status
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
 from scalerl_verl.upstream.source_check import check_sources
 from scalerl_verl.verl.doors import point_at_ours, restore_manager, restore_mode
@@ -74,6 +75,8 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     curriculum_settings.complete(config)
     point_at_ours(config)
     frontend.complete(config)
+    if not has_own_ray(config):  # the trainer may be on another node
+        nodes.note_driver()
     _forward_environment(config)
     status.record()
     names = ", ".join(f"{path}={value}" for path, value in asked.items())

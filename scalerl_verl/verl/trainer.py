@@ -40,6 +40,7 @@ from scalerl_verl.names.asking import is_cpu_platform
 from scalerl_verl.pipeline.mode_change import hand_over_queue
 from scalerl_verl.pipeline.off_policy import PPOTrainerOffPolicy
 from scalerl_verl.pipeline.trainer import PPOTrainerPipelineRL
+from scalerl_verl.upstream.nodes import check_nodes
 from scalerl_verl.verl.doors import TRAINERS, restore_mode
 from scalerl_verl.verl.run_state import RunState
 
@@ -53,6 +54,7 @@ class ScaleRLTrainer(_Behind):
     train_dataloader: Any
 
     def __init__(self, config: DictConfig) -> None:
+        check_nodes()
         restore_mode(config)
         super().__init__(config)
         self.scalerl = RunState.start(config)  # the clock starts: what follows takes the GPUs

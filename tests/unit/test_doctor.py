@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -14,12 +16,15 @@ import pytest
 
 from scalerl_verl import cli
 from scalerl_verl.config import machine_checks
+from scalerl_verl.doctor import cluster, processes
 from scalerl_verl.doctor import command as doctor
-from scalerl_verl.doctor.command import Report, run_doctor
+from scalerl_verl.doctor.command import run_doctor
+from scalerl_verl.doctor.report import Report
 from scalerl_verl.head import LogProbs
 from scalerl_verl.head import verl_check as head_check
 from scalerl_verl.upstream import status
 from scalerl_verl.upstream.activation import PLATFORM_ENV, STATUS_DIR_ENV
+from scalerl_verl.upstream.nodes import ask_here
 from scalerl_verl.verl.patches import SYMBOLS
 
 
@@ -28,6 +33,7 @@ def roomy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU platform, no plugin policy, and plenty of memory whatever else runs here."""
     monkeypatch.setenv(PLATFORM_ENV, "cpu")
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "auto")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(machine_checks, "available_memory_gib", lambda: 100.0)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * machine_checks.GIB))
 
@@ -49,11 +55,11 @@ def replace_versions(monkeypatch: pytest.MonkeyPatch, **versions: str | None) ->
 
 
 def the_problem(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one problem that ``scalerl doctor --no-processes`` ends with, exit code 1."""
+    """The one problem that ``scalerl doctor --no-processes`` begins with, exit code 1."""
     assert cli.main(["doctor", "--no-processes"]) == 1
-    output = capsys.readouterr().out
-    assert "\n1 problem(s):" in output
-    return output.split("\n1 problem(s):\n  - ")[1]
+    verdict, problem, *rest = capsys.readouterr().out.split("\n")
+    assert verdict.startswith("1 problem needs action") and problem.startswith("  1. ") and rest[0] == ""
+    return problem.removeprefix("  1. ")
 
 
 def test_this_installation_has_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +70,13 @@ def test_this_installation_has_no_problem(capsys: pytest.CaptureFixture[str]) ->
         assert spec.name in text and f"{spec.module}.{spec.target}" in text
     assert f"verl {metadata.version('verl')}" in text
     assert cli.main(["doctor", "--no-processes"]) == 0
-    assert "All is well." in capsys.readouterr().out
+    short = capsys.readouterr().out
+    assert short.startswith("All is well: ") and len(short.splitlines()) < 12
+    assert cli.main(["doctor", "--no-processes", "--verbose"]) == 0
+    long = capsys.readouterr().out
+    assert long.startswith("All is well: ")
+    measured = [line for line in report.lines if line[:2] in ("ma", "FP", "  ") and any(c.isdigit() for c in line)]
+    assert all(line in long for line in report.lines if line not in measured)
 
 
 @pytest.mark.parametrize("name", ["torch", "ray", "tensordict", "TransferQueue", "hydra-core"])
@@ -148,7 +160,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 def test_probe_of_a_sound_process_is_no_problem() -> None:
     report = Report()
-    doctor._judge(report, "driver", answer(), use_cpu=True)
+    processes.judge(report, "driver", answer(), use_cpu=True)
     assert report.problems == []
     assert report.lines == [f"driver: plugin loaded by verl; patches active {len(SYMBOLS)}/{len(SYMBOLS)}"]
 
@@ -158,9 +170,9 @@ def test_probe_s_findings_are_named() -> None:
     found["patches"]["verl.startup_check"] = {"status": "refused", "detail": "another version", "late": False}
     found["patches"]["verl.training_step.weights"]["late"] = True
     report = Report()
-    doctor._judge(report, "driver", found, use_cpu=True)
+    processes.judge(report, "driver", found, use_cpu=True)
     assert report.problems == [
-        "driver: the plugin was not loaded",
+        "driver: the plugin was not loaded: reinstall scalerl-verl beside verl and vLLM",
         "driver: verl.utils.config cannot be imported: ImportError: x",
         "driver: patch verl.startup_check is refused another version",
         "driver: patch verl.training_step.weights came too late, its module had been imported before",
@@ -173,15 +185,15 @@ def test_patches_of_the_cpu_are_not_due_on_a_gpu() -> None:
         if spec.when == "cpu":
             found["patches"][spec.name]["status"] = "dormant"
     on_gpu, on_cpu = Report(), Report()
-    doctor._judge(on_gpu, "driver", found, use_cpu=False)
-    doctor._judge(on_cpu, "driver", found, use_cpu=True)
+    processes.judge(on_gpu, "driver", found, use_cpu=False)
+    processes.judge(on_cpu, "driver", found, use_cpu=True)
     assert on_gpu.problems == []
     assert len(on_cpu.problems) == sum(spec.when == "cpu" for spec in SYMBOLS)
 
 
 def test_probe_that_fails_is_a_problem_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     done = subprocess.CompletedProcess([], 3, stdout="", stderr="first\nRuntimeError: planted fault\n")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **kwargs: done)
+    monkeypatch.setattr(processes.subprocess, "run", lambda *args, **kwargs: done)
     problems = run_doctor(processes=True).problems
     assert len(problems) == 3
     assert all("exit code 3" in problem and "planted fault" in problem for problem in problems)
@@ -189,8 +201,8 @@ def test_probe_that_fails_is_a_problem_with_its_last_lines(monkeypatch: pytest.M
 
 def test_processes_are_not_started_on_an_unsound_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_versions(monkeypatch, verl="0.8.0")
-    monkeypatch.setattr(doctor, "_probe", lambda *args: pytest.fail("a process was started"))
-    assert "processes: not started, repair the problems above first" in run_doctor().lines
+    monkeypatch.setattr(doctor, "probe", lambda *args: pytest.fail("a process was started"))
+    assert "driver, Ray worker, vLLM process: not asked, repair the problems above first" in run_doctor().summary
 
 
 def test_status_files_of_a_run_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -199,15 +211,57 @@ def test_status_files_of_a_run_are_read(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (path,) = tmp_path.iterdir()
     report = run_doctor(processes=False, run_dir=str(tmp_path))
     assert report.problems == []
-    assert any(path.stem in line and "active" in line for line in report.lines)
-
     entry = json.loads(path.read_text())
+    assert path.stem == f"{entry['host']}-{entry['pid']}"
+    assert any(f" {entry['pid']} " in line and "active" in line for line in report.summary)
     entry["pid"] = 4711
     entry["patches"] = {"verl.startup_check": {"status": "refused", "detail": "another version", "late": False}}
-    (tmp_path / "4711.json").write_text(json.dumps(entry))
+    (tmp_path / "h-4711.json").write_text(json.dumps(entry))
     assert run_doctor(processes=False, run_dir=str(tmp_path)).problems == [
         "process 4711: patch verl.startup_check was refused"
     ]
+
+
+def test_processes_of_several_hosts_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(STATUS_DIR_ENV, str(tmp_path))
+    for host in ("alpha", "beta"):
+        monkeypatch.setattr(status.socket, "gethostname", lambda host=host: host)
+        status.record()
+    assert len(list(tmp_path.iterdir())) == 2
+    text = "\n".join(run_doctor(processes=False, run_dir=str(tmp_path)).summary)
+    assert "2 processes on 2 host(s)" in text
+    assert f"alpha:{os.getpid()} " in text and f"beta:{os.getpid()} " in text
+
+
+def test_cluster_that_does_not_answer_is_a_problem_that_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        problem = the_problem(capsys)
+    assert address in problem and "unset RAY_ADDRESS" in problem
+
+
+def test_nodes_of_a_cluster_are_listed_with_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of the cluster is a stub; tests/upstream/test_nodes.py asks a real one."""
+    same = {**ask_here(), "name": "10.0.0.1 (a)", "devices": "8 GPUs", "problems": []}
+    other = {**same, "name": "10.0.0.2 (b)", "versions": {**same["versions"], "verl": "0.9.0", "torch": "2.99"}}
+    nodes = [same, other, {"name": "10.0.0.3", "devices": "8 GPUs", "error": "TimeoutError: no answer within 120 s"}]
+    monkeypatch.setattr(cluster, "ask", lambda *args: {"nodes": nodes})
+    report = run_doctor(processes=False, cluster="auto")
+    assert len(report.problems) == 2
+    assert "10.0.0.2 (b): verl 0.9.0" in report.problems[0] and "TimeoutError" in report.problems[1]
+    assert [line for line in report.summary if "10.0.0.1 (a)" in line and "8 GPUs" in line]
+    assert any("torch 2.99" in line for line in report.summary)
+
+
+def test_changed_sources_are_one_problem_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "static_mismatch", lambda spec: f"{spec.name} changed")
+    report = run_doctor(processes=False)
+    assert len(report.problems) == 2 and all("differs from what the patches" in text for text in report.problems)
+    assert all(f"  ! {spec.name} changed" in report.lines for spec in SYMBOLS)
 
 
 def test_fp32_head_of_this_machine_and_of_a_run_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
