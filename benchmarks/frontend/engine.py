@@ -93,8 +93,9 @@ def make_config(folder: Path, prompt: int, response: int, requests: Sequence[int
         f"{rollout}.max_model_len={prompt + response}",
         f"{rollout}.max_num_seqs={max(requests)}",
         f"{rollout}.calculate_log_probs=True",
+        f"{rollout}.tensor_model_parallel_size=1",
         f"{rollout}.free_cache_engine=False",
-        f"{rollout}.enable_sleep_mode=False",
+        f"++{rollout}.enable_sleep_mode=False",
     ]
     if not on_cpu:
         sizes = sorted({1, 2, 4, 8, 16, 32, 64, 128, *requests})
