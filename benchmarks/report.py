@@ -22,15 +22,18 @@ if not __package__:
 from benchmarks.advantage.table import advantage_table
 from benchmarks.evidence import axes, family, fits, recipes, tokens, verl_runs
 from benchmarks.fit.table import fit_table
+from benchmarks.frontend.table import frontend_table
 from benchmarks.head import tables as head
 from benchmarks.pipeline import tables as pipeline
 from benchmarks.quickstart.table import quickstart_table
 from benchmarks.reference import baselines, commands, keys, patches
 from benchmarks.rows import REPO
+from benchmarks.step.table import short_table, step_table
 
 FILES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "quickstart": quickstart_table,
+        "step": short_table,
         "miniature": recipes.comparison_table,
         "symbols-summary": keys.symbols_summary,
     },
@@ -38,6 +41,8 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "advantage": advantage_table,
         "fp32-head": head.trainer_table,
         "vllm-head": head.generator_table,
+        "frontend": frontend_table,
+        "step": step_table,
     },
     "docs/symbols.md": {"symbols-summary": keys.symbols_summary, "symbols": keys.symbols_table},
     "docs/reference.md": {

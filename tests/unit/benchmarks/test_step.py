@@ -13,7 +13,7 @@ from benchmarks import rows as recorded
 from benchmarks.launching import Step
 from benchmarks.step.bench import rows_of
 from benchmarks.step.runs import GRPO, LOADS, RECIPE, WAYS, overrides
-from benchmarks.step.table import step_table
+from benchmarks.step.table import short_table, step_table
 
 FACTS = {"hardware": "a card", "versions": {"vllm": "0.24.0"}, "commit": "c" * 40, "command": "c"}
 
@@ -30,8 +30,9 @@ def test_table_has_the_newest_run_of_each_way(tmp_path: Path, monkeypatch: pytes
     rows = [*made(GRPO, 7.0), *made(GRPO, 100.0), *made(RECIPE, 80.0), *made(RECIPE, 1.0, size="cpu")]
     (tmp_path / "step.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     lines = step_table().splitlines()[2:4]
-    assert lines[0] == "| verl grpo | 100.0 / 100.0 / 100.0 | 1.00 | 150.0 |  |  |  | 41.1 |"
-    assert lines[1] == "| recipe | 80.0 / 80.0 / 80.0 | 0.80 | 120.0 |  |  |  | 41.1 |"
+    assert lines[0] == "| verl grpo | 100.0 | 1.00 | 150.0 |  |  |  | 41.1 | 3 |"
+    assert lines[1] == "| recipe | 80.0 | 0.80 | 120.0 |  |  |  | 41.1 | 3 |"
+    assert short_table().splitlines()[3] == "| recipe | 80.0 | 0.80 |  | 41.1 |"
 
 
 def test_bench_that_never_ran_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
