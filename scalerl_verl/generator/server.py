@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
@@ -34,7 +36,8 @@ class ScaleRLHttpServer(vLLMHttpServer):
                     status.add_fact(name, entry)
         if self._is_fast:
             status.add_fact(frontend.FACT, {"replica": self.replica_rank})
-        # An attribute of this one engine: every request enters through it, and nothing of vLLM is changed.
+        # Attributes of this one engine, and nothing of vLLM is changed. Every request enters through the second.
+        self.engine.pause_generation = take_old_pause(self.engine.pause_generation)
         self._add_request = self.engine.add_request
         self.engine.add_request = self._enter
 
@@ -64,6 +67,20 @@ class ScaleRLHttpServer(vLLMHttpServer):
 
     async def _take_in(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._add_request(request_id, prompt, *args, **kwargs)
+
+
+def take_old_pause(pause: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """vLLM's ``pause_generation``, with an argument that verl 0.9.1 passes and vLLM dropped in 0.32.
+
+    ``wait_for_inflight_requests=True`` was ``mode="wait"``; False, which verl passes, left the mode as it was.
+    """
+    if "wait_for_inflight_requests" in inspect.signature(pause).parameters:
+        return pause
+
+    async def pause_generation(*, wait_for_inflight_requests: bool = False, **kwargs: Any) -> None:
+        await pause(**({**kwargs, "mode": "wait"} if wait_for_inflight_requests else kwargs))
+
+    return pause_generation
 
 
 class ScaleRLReplica(vLLMReplica):

@@ -136,8 +136,8 @@ def make_layer(original: Any) -> Any:
                 refuse_unsupported(vllm_config, native=False)
                 self.fp32_head = True
 
-        def _get_logits(self, hidden_states: Any, lm_head: Any, embedding_bias: Any) -> Any:
-            return super()._get_logits(hidden_states, self._wrap(lm_head), embedding_bias)
+        def _get_logits(self, hidden_states: Any, lm_head: Any, *others: Any) -> Any:
+            return super()._get_logits(hidden_states, self._wrap(lm_head), *others)
 
         def get_top_tokens(self, lm_head: Any, hidden_states: Any, embedding_bias: Any = None) -> Any:
             return super().get_top_tokens(self._wrap(lm_head), hidden_states, embedding_bias)
@@ -171,12 +171,13 @@ SPECS = (
         why="Before 0.26 vLLM ignores hf_overrides.head_dtype for generate models: the head stays bf16 without a word. "
         "A subclass takes its place in vLLM's registry of out-of-tree layers; from 0.26 on nothing is registered.",
         distribution="vllm",
-        versions=">=0.24.0,<0.29",
         sources=(
             "00201c610b9fa4f32d4d720a258eadf28a2bfc8b71c5d98d8bb32afe786b182e",  # 0.24.0, 0.25.0, 0.25.1
             "03d973a2c68977433d7bd935155d15ee0a79d1fddb51c1057b29a3a32af09c8e",  # 0.26.0
             "da4083d3ba74b351aa44df43d11222a8d3cad8b7128c75afbed03133bbcaec8b",  # 0.27.0, 0.27.1
             "3635894c85db6e20aa8076e0534b6229f5f720cce4a603611e3a0cfc32b619b2",  # 0.28.0
+            "1d03d77672924d7562cac87b2f17345f6cb02b5d91d19392fcf8b5ee48646a82",  # 0.29.0, 0.30.0
+            "b80c3c90597635ca183413e74dc37c80fd5e32c95e16602009a42c2f0eff73b8",  # 0.31.0 to 0.33.0
         ),
         when="named",
         removal="no supported vLLM is older than 0.26 (see patches/vllm)",
@@ -191,10 +192,11 @@ SPECS = (
         why="An FP32 head that is asked for and not active trains with a larger mismatch than none at all: the loaded "
         "model's logits are compared with float64, and the engine stops with the numbers.",
         distribution="vllm",
-        versions=">=0.24.0,<0.29",
         sources=(
             "853e9b6cd1a2463eb165a32448f8bba92b8a2d60179bdd97debfe56426bfa820",  # 0.24.0
-            "817e7e67e0a56e4c945816d075a2cc305203bb67d01e7bf41753a62d66f5d143",  # 0.25.0 to 0.28.0
+            "817e7e67e0a56e4c945816d075a2cc305203bb67d01e7bf41753a62d66f5d143",  # 0.25.0 to 0.29.0
+            "11c914ce7f78b077301250a657e81a490fba0ed7b728331cd367323ccbddd3c3",  # 0.30.0
+            "9a2d85dd2196f5f849f322fb7cbf7cb68118dc296e84d8254b35885655d1b7ab",  # 0.31.0 to 0.33.0
         ),
         when="named",
         removal="vLLM refuses a head_dtype that it does not apply",

@@ -61,8 +61,10 @@ def swap_weights(engine: Any, salt: str, staged: list[bytes], recompute: bool) -
     called = time.perf_counter()
     result: Future[dict[str, Any]] = Future()
 
-    def swap(_: Any = None) -> None:
+    def swap(paused: Future[None] | None = None) -> None:
         try:
+            if paused is not None:
+                paused.result()  # since 0.31 vLLM reports here that it could not pause
             idle = time.perf_counter()
             engine.model_executor.collective_rpc("update_weights_from_ipc", kwargs={"staged": staged})
             loaded = time.perf_counter()
@@ -77,11 +79,11 @@ def swap_weights(engine: Any, salt: str, staged: list[bytes], recompute: bool) -
         except Exception as error:  # noqa: BLE001 - goes to who waits; raised here, it would end the engine's loop
             result.set_exception(error)
 
-    idle = engine.pause_scheduler(mode="keep", clear_cache=False)
-    if idle is None:
+    paused = engine.pause_scheduler(mode="keep", clear_cache=False)
+    if paused is None:
         swap()
     else:
-        idle.add_done_callback(swap)
+        paused.add_done_callback(swap)
     return result
 
 
@@ -119,11 +121,11 @@ SPECS = (
         "must not reuse a prefix of the old weights, and the pause should hold nothing but the swap; the engine core "
         "answers calls to its own methods only.",
         distribution="vllm",
-        versions=">=0.24.0,<0.29",
         sources=(),
         when="named",
         removal="vLLM reports token counts when it pauses, salts prefixes by weight version, and loads weights that "
         "were handed over before the pause",
         late_ok=True,
+        attributes=("scheduler", "model_executor"),
     ),
 )

@@ -16,7 +16,8 @@ from scalerl_verl.errors import PatchError
 from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, applies, is_active, is_checked
 from scalerl_verl.upstream.import_hooks import after_import, is_imported
 from scalerl_verl.upstream.source_check import stay_out
-from scalerl_verl.upstream.spec import PatchSpec, installed_version, resolve, source_hash, version_allowed
+from scalerl_verl.upstream.spec import PatchSpec, installed_version, is_bound, resolve, source_problem, source_text
+from scalerl_verl.upstream.versions import POLICIES, mismatch
 
 
 @dataclass
@@ -92,15 +93,14 @@ def _mismatch(spec: PatchSpec, module: ModuleType) -> str | None:
     version = installed_version(spec.distribution)
     if version is None:
         return f"{spec.distribution} is imported but no such distribution is installed"
-    if not version_allowed(spec, version):
-        return f"{spec.distribution} {version} is installed, this patch is for {spec.versions}"
+    if (differs := mismatch(spec.distribution, version)) is not None:
+        return differs
     try:
         _, _, value = resolve(module, spec.target)
     except AttributeError:
         return f"{spec.module}.{spec.target} does not exist in {spec.distribution} {version}"
-    if spec.sources and source_hash(value) not in spec.sources:
-        return f"the source of {spec.module}.{spec.target} changed in {spec.distribution} {version}"
-    return None
+    problem = source_problem(spec, source_text(value)) if is_bound(spec) else None
+    return None if problem is None else f"{problem} in {spec.distribution} {version}"
 
 
 def apply(spec: PatchSpec, module: ModuleType) -> None:
@@ -117,8 +117,9 @@ def apply(spec: PatchSpec, module: ModuleType) -> None:
     if reason is not None and not (allowed and hasattr(module, spec.target.split(".")[0])):
         state.status, state.detail = "refused", reason
         raise PatchError(
-            f"scalerl_verl cannot apply its patch '{spec.name}': {reason}. Install {spec.distribution} {spec.versions} "
-            f"as listed by 'scalerl doctor', or set {ALLOW_UNKNOWN_ENV}=1 to apply it unchecked at your own risk."
+            f"scalerl_verl cannot apply its patch '{spec.name}': {reason}. Install "
+            f"{POLICIES[spec.distribution].describe()}, or set {ALLOW_UNKNOWN_ENV}=1 to apply it unchecked at your own "
+            "risk."
         )
     owner, attribute, original = resolve(module, spec.target)
     replacement = spec.build(original, module)
@@ -128,13 +129,13 @@ def apply(spec: PatchSpec, module: ModuleType) -> None:
 
 
 def revert(name: str) -> None:
-    """Put the original back (tests; a ``register`` patch cannot be reverted, an ``override`` has changed nothing).
+    """Put the original back (tests; a ``register`` patch cannot be reverted, others have changed nothing).
 
     Raises:
-        PatchError: the patch is not applied, only registers or only overrides.
+        PatchError: the patch is not applied, only registers or changes nothing.
     """
     state = _states.get(name)
-    if state is None or state.status != "applied" or state.spec.kind in ("register", "override"):
+    if state is None or state.status != "applied" or state.spec.kind in ("register", "override", "call"):
         raise PatchError(f"patch '{name}' is not applied or cannot be reverted; known: {sorted(_states)}")
     owner, attribute, _ = resolve(sys.modules[state.spec.module], state.spec.target)
     setattr(owner, attribute, state.original)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from scalerl_verl.errors import PatchError
 from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, is_cpu_platform
-from scalerl_verl.upstream.spec import PatchSpec, installed_version, text_hash, version_allowed
+from scalerl_verl.upstream.spec import PatchSpec, installed_version, source_problem
 from scalerl_verl.upstream.static_source import read_source
+from scalerl_verl.upstream.versions import POLICIES, mismatch
 
 _reasons: list[str] = []
 
@@ -37,7 +38,7 @@ def check_sources(specs: Iterable[PatchSpec]) -> None:
     if os.environ.get(ALLOW_UNKNOWN_ENV) != "1":
         found += [reason for reason in map(static_mismatch, due) if reason is not None]
     if found:
-        versions = sorted({f"{spec.distribution} {spec.versions}" for spec in due})
+        versions = [POLICIES[name].describe() for name in sorted({spec.distribution for spec in due})]
         raise PatchError(
             "scalerl_verl refuses to start this run, the installed verl or vLLM is not what its patches were written "
             "for:\n  "
@@ -61,14 +62,13 @@ def static_mismatch(spec: PatchSpec) -> str | None:
     version = installed_version(spec.distribution)
     if version is None:
         return f"{spec.distribution} is not installed"
-    if not version_allowed(spec, version):
-        return f"{spec.distribution} {version} is installed, supported is {spec.versions}"
+    if (differs := mismatch(spec.distribution, version)) is not None:
+        return differs
     try:
         text = read_source(spec.module, spec.target)
     except ModuleNotFoundError:
         return f"{spec.module} does not exist in {spec.distribution} {version}"
     except AttributeError:
         return f"{spec.module}.{spec.target} does not exist in {spec.distribution} {version}"
-    if text is not None and spec.sources and text_hash(text) not in spec.sources:
-        return f"the source of {spec.module}.{spec.target} changed in {spec.distribution} {version}"
-    return None
+    problem = None if text is None else source_problem(spec, text)
+    return None if problem is None else f"{problem} in {spec.distribution} {version}"

@@ -12,33 +12,34 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, Literal
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from scalerl_verl.upstream.forms import missing_attributes, takes_call
+from scalerl_verl.upstream.versions import Distribution
 
-VERL_VERSIONS = ">=0.9.1,<0.10"
-"""Versions of verl that are looked at; of 0.9.0, 14 of 33 sources differ."""
 When = Literal["always", "named", "cpu"]
 """always: in every process; named: the run uses one of our names (or runs on the CPU); cpu: ``VERL_PLATFORM=cpu``."""
 
 
 @dataclass(frozen=True)
 class PatchSpec:
-    """One upstream symbol we change.
+    """One upstream symbol that we change, override or call.
 
     Args:
         name: short unique name, shown by ``scalerl doctor``.
         module: upstream module; the patch is applied at the end of its import.
         target: attribute path inside the module, e.g. ``ActorConfig.__post_init__``.
         build: ``build(original, module) -> replacement``; returns ``original`` itself when it only registers.
-        kind: ``register`` (a public registry), ``override`` (a subclass of ours overrides it: its source is bound, and
-            nothing is changed upstream), ``wrap`` (calls the original) or ``replace``.
+        kind: ``register`` (a public registry), ``override`` (a subclass of ours overrides it) and ``call`` (our code
+            calls it or reads its attributes), which are bound while nothing is changed upstream, ``wrap`` (calls the
+            original) or ``replace``.
         why: symptom and cause in a sentence or two.
         distribution: ``verl`` or ``vllm``.
-        versions: specifier of the versions this was written for.
-        sources: SHA-256 of the target's source in each known version (see `source_hash`); empty for ``register``.
+        sources: SHA-256 of the target's source in each known version (see `source_hash`), where we count on what it
+            does; empty where a registry, or the form alone, matters.
         when: the condition under which it is applied.
         removal: what has to happen upstream for this entry to go.
         late_ok: whether it takes full effect when applied after the module was imported by others.
+        call: the call that we make, see `takes_call`, where that it is possible is all that matters.
+        attributes: names that the target, a class, has to define or to set on ``self``.
         guard: only looks at what passes through, to stop a run that uses our names: over a source that it was not
             written for it lets runs without our names pass, which others are refused.
     """
@@ -47,19 +48,25 @@ class PatchSpec:
     module: str
     target: str
     build: Callable[[Any, ModuleType], Any]
-    kind: Literal["register", "override", "wrap", "replace"]
+    kind: Literal["register", "override", "call", "wrap", "replace"]
     why: str
-    distribution: Literal["verl", "vllm"]
-    versions: str
+    distribution: Distribution
     sources: tuple[str, ...]
     when: When
     removal: str
     late_ok: bool = False
+    call: str = ""
+    attributes: tuple[str, ...] = ()
     guard: bool = False
+
+    @property
+    def changes_upstream(self) -> bool:
+        """Whether a symbol of verl's or vLLM's is another one, or holds more, once this is applied."""
+        return self.kind not in ("override", "call")
 
 
 def keep_original(original: Any, module: ModuleType) -> Any:
-    """``build`` of an ``override``: a subclass of ours does the rest."""
+    """``build`` of an ``override`` or a ``call``: upstream stays as it is."""
     return original
 
 
@@ -74,11 +81,6 @@ def installed_version(distribution: str) -> str | None:
     return None
 
 
-def version_allowed(spec: PatchSpec, version: str) -> bool:
-    """Whether ``version`` (local labels such as ``+cpu`` ignored) lies in ``spec.versions``."""
-    return SpecifierSet(spec.versions).contains(Version(Version(version).public), prereleases=True)
-
-
 def resolve(module: ModuleType, target: str) -> tuple[Any, str, Any]:
     """``(owner, attribute, value)`` of an attribute path inside ``module``; AttributeError if it is missing."""
     owner: Any = module
@@ -89,11 +91,37 @@ def resolve(module: ModuleType, target: str) -> tuple[Any, str, Any]:
     return owner, attribute, getattr(owner, attribute)
 
 
-def source_hash(value: Any) -> str:
-    """SHA-256 of the dedented source text of a function, property or class, trailing blanks ignored."""
+def source_problem(spec: PatchSpec, source: str) -> str | None:
+    """What of a target's source is not as ``spec`` needs it; None if all is."""
+    symbol = f"{spec.module}.{spec.target}"
+    if spec.sources and text_hash(source) not in spec.sources:
+        return f"the source of {symbol} changed"
+    if spec.call and not takes_call(source, spec.call):
+        return f"{symbol} cannot be called any more as `{spec.call}`"
+    if missing := missing_attributes(source, spec.attributes):
+        return f"{symbol} has no {', '.join(missing)}"
+    return None
+
+
+def is_bound(spec: PatchSpec) -> bool:
+    """Whether the source of a target is looked at."""
+    return bool(spec.sources or spec.call or spec.attributes)
+
+
+def source_text(value: Any) -> str:
+    """Source of a function, property or class, without what wraps it.
+
+    Raises:
+        TypeError: it is something else, or is not defined in Python.
+    """
     if isinstance(value, property):
         value = value.fget
-    return text_hash(inspect.getsource(inspect.unwrap(value) if callable(value) else value))
+    return inspect.getsource(inspect.unwrap(value) if callable(value) else value)
+
+
+def source_hash(value: Any) -> str:
+    """SHA-256 of the dedented source text of a function, property or class, trailing blanks ignored."""
+    return text_hash(source_text(value))
 
 
 def text_hash(source: str) -> str:

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
+from scalerl_verl.upstream.spec import PatchSpec
 
 
 def _build(original: Any, module: ModuleType) -> Any:
@@ -39,7 +39,6 @@ SPECS = (
         why="The V0 and fully-async trainers overwrite the configured policy loss in bypass mode; ours would silently "
         "become PPO-clip. Any other loss passes through unchanged.",
         distribution="verl",
-        versions=VERL_VERSIONS,
         sources=("538255bf5eb31878cb6649b4c1b382d748a98edc1b32c16fdf1af5ed12dd117a",),
         when="always",
         removal="those trainers keep the configured loss",

@@ -14,7 +14,7 @@ from typing import Any
 from scalerl_verl.cpu.verl import HostMemoryEngine
 from scalerl_verl.errors import PatchError
 from scalerl_verl.upstream.activation import is_cpu_platform
-from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec, keep_original
+from scalerl_verl.upstream.spec import PatchSpec, keep_original
 
 _FSDP = ("fsdp", "fsdp2")
 _BACKENDS = (*_FSDP, "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel")
@@ -138,7 +138,6 @@ def _spec(name: str, module: str, target: str, why: str, source: str, removal: s
         kind="override",
         why=why,
         distribution="verl",
-        versions=VERL_VERSIONS,
         sources=(source,),
         when="named",
         removal=removal,

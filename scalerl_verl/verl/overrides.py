@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from scalerl_verl.names import POLL_INTERVAL, SAMPLER_SECTION
-from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec, When, keep_original
+from scalerl_verl.upstream.spec import PatchSpec, When, keep_original
 
 _BASE = "verl.trainer.ppo.v1.trainer_base"
 _SEPARATE = "verl.trainer.ppo.v1.trainer_separate_async"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
+_ROUTER = "verl.workers.rollout.router"
+_SERVERS = "verl.workers.rollout.llm_server"
+_CHECKPOINT = "verl.checkpoint_engine.base"
 _LOOP = "verl.experimental.agent_loop.agent_loop"
 _LOOP_TQ = "verl.trainer.ppo.v1.agent_loop_tq"
 _CALLBACKS = "verl has trainer callbacks for start, step end, validation end and checkpoint load and save"
@@ -28,7 +31,6 @@ def _override(
         kind="override",
         why=why,
         distribution="verl",
-        versions=VERL_VERSIONS,
         sources=(source,),
         when=when,
         removal=removal,
@@ -279,6 +281,70 @@ SPECS = (
         "9b8b66dd7b7772e12a26292b668b8bf23182c68ca819a820347639ab2d677271",
         "pipeline_rl waits for groups by its admission rule, and looks after those that fail; a validation's "
         "responses are looked at when they are sampled, before verl deletes them.",
+        _MODE,
+    ),
+    _override(
+        "pipeline.balancer",
+        _ROUTER,
+        "GlobalRequestLoadBalancer.__init__",
+        "5173ac1cd72d2ee6d75cd872e5b1811dd762fbc435d244bd6f7406a02737ed78",
+        "The pipeline's load balancer begins here, with counts of its own.",
+        _MODE,
+    ),
+    _override(
+        "pipeline.choice",
+        _ROUTER,
+        "GlobalRequestLoadBalancer.acquire_server",
+        "a9652beeb2df3ca6db0e66283bd44be324cc0a326c7ac89878622ccff718cce1",
+        "Servers that are out of reach are hidden from verl's choice, which is by the requests that each has.",
+        _MODE,
+    ),
+    _override(
+        "pipeline.removal",
+        _ROUTER,
+        "GlobalRequestLoadBalancer.remove_servers",
+        "b14e6cd5b96442aa35d7339400081b684f979af1624e0d31cb2065e0a3a23830",
+        "A server that is removed begins without strikes if it comes back.",
+        _MODE,
+    ),
+    _override(
+        "pipeline.client_init",
+        _SERVERS,
+        "LLMServerClient.__init__",
+        "200a12e6a89ea9b9332d077d44097464e43254617dfc6135ddd300bd991edefa",
+        "The pipeline's client begins here, with a memory of who was out of reach.",
+        _MODE,
+    ),
+    _override(
+        "pipeline.request",
+        _SERVERS,
+        "LLMServerClient.generate",
+        "d0dca12f2216ca4b819e7efeabdb0d866e008f1f7b3c6f2a62eebac054a0ba1f",
+        "A request of the pipeline has a limit in time and several attempts; verl's waits for ever for a hung engine.",
+        _MODE,
+    ),
+    _override(
+        "pipeline.updater",
+        _CHECKPOINT,
+        "CheckpointEngineManager.__init__",
+        "6244cd910be0d8090a22c470c1161889b76e11a36bf304ee125cf6aef0617cc9",
+        "The pipeline's updater of weights begins here.",
+        _MODE,
+    ),
+    _override(
+        "pipeline.update",
+        _CHECKPOINT,
+        "CheckpointEngineManager.update_weights",
+        "3f185146ce51a51c575c56468b0873ca3d88faef380823ef667ad34e48695a66",
+        "verl's update aborts every request, and a generator that dies in it ends the run.",
+        _MODE,
+    ),
+    _override(
+        "pipeline.send",
+        "verl.workers.engine_workers",
+        "ActorRolloutRefWorker.update_weights",
+        "3d7b0a5ec422b98ae4025a0eca1cd6d17229c4c12b82cfdd2563995ce0a4e5af",
+        "verl sends weights as they are stored, which is FP32 unless asked otherwise: twice the bytes.",
         _MODE,
     ),
     _override(

@@ -10,6 +10,7 @@ from scalerl_verl.pipeline import vllm as engine_versions
 from scalerl_verl.upstream.spec import PatchSpec
 from scalerl_verl.verl import (
     bypass_mode,
+    calls,
     engine,
     overrides,
     server,
@@ -27,7 +28,8 @@ VERL_SPECS: tuple[PatchSpec, ...] = (
     *weight_sync.SPECS,
     *server.SPECS,
     *cpu.SPECS,
+    *calls.VERL_SPECS,
 )
-VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS, *engine_versions.SPECS)
+VLLM_SPECS: tuple[PatchSpec, ...] = (*cpu_linear.SPECS, *head.SPECS, *engine_versions.SPECS, *calls.VLLM_SPECS)
 
 SYMBOLS: tuple[PatchSpec, ...] = VERL_SPECS + VLLM_SPECS

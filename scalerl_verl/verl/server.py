@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec, keep_original
+from scalerl_verl.upstream.spec import PatchSpec, keep_original
 
 _REMOVAL = "verl's servers bring the head's facts, load staged weights and ask vLLM for one answer a request"
 _REPLICA = "verl.workers.rollout.replica"
@@ -32,7 +32,6 @@ def _override(name: str, module: str, target: str, why: str, source: str) -> Pat
         kind="override",
         why=why,
         distribution="verl",
-        versions=VERL_VERSIONS,
         sources=(source,),
         when="named",
         removal=_REMOVAL,
@@ -49,7 +48,6 @@ SPECS = (
         kind="register",
         why="The policy's vLLM servers are of our class in runs with our names; reward models and teachers get verl's.",
         distribution="verl",
-        versions=VERL_VERSIONS,
         sources=("25b47c8795c668ea249d40841efe75f37601ba958ae34eb1e0af86623387a656",),
         when="named",
         removal=_REMOVAL,

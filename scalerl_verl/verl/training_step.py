@@ -7,9 +7,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
-
-_VERSIONS = VERL_VERSIONS
+from scalerl_verl.upstream.spec import PatchSpec
 
 
 def _build_advantage(original: Any, module: ModuleType) -> Any:
@@ -33,7 +31,6 @@ SPECS = (
         why="Group-wise weights are exact only where whole groups are visible: on the driver, after the estimator. "
         "Sessions and rewards are only there before it.",
         distribution="verl",
-        versions=_VERSIONS,
         sources=("46c7a2240d72f694b8e836a74943a7b7c340ea5bd16e579b578fbf1b4802b0fe",),
         when="named",
         removal="verl has a prompt-level aggregation mode (see patches/verl)",

@@ -15,10 +15,9 @@ from typing import Any
 
 from scalerl_verl.errors import WeightSyncError
 from scalerl_verl.upstream.activation import SYNC_TIMEOUT_ENV, sync_timeout_s
-from scalerl_verl.upstream.spec import VERL_VERSIONS, PatchSpec
+from scalerl_verl.upstream.spec import PatchSpec
 
 _POLL_MS = 200
-_VERSIONS = VERL_VERSIONS
 
 _receiver: contextvars.ContextVar[Any] = contextvars.ContextVar("scalerl_receiver", default=None)
 
@@ -124,7 +123,6 @@ SPECS = (
         kind="wrap",
         why="The future of the engine's receiving call is awaited only after all weights were sent.",
         distribution="verl",
-        versions=_VERSIONS,
         sources=("21ce53922cda0fdb736719438c47971874d734dc331291a62c1dfdd08b641998",),
         when="named",
         removal="verl watches the receiver while it sends",
@@ -138,7 +136,6 @@ SPECS = (
         kind="wrap",
         why="A blocking recv() on the sender's socket hangs for ever when the engine failed to load a bucket.",
         distribution="verl",
-        versions=_VERSIONS,
         sources=("456addd6e180d29b43abb76fe8d4eb5771b055b04646100c3f55cb15f1915389",),
         when="named",
         removal="verl gives its transfer socket a time-out and reports the receiver's error",
@@ -152,7 +149,6 @@ SPECS = (
         kind="wrap",
         why="When loading a bucket fails, closing the shared memory fails too and its BufferError hides the cause.",
         distribution="verl",
-        versions=_VERSIONS,
         sources=("5bea733ba6ca24761759dfb2d4c0449c54d50601c421adaded3b898f73a75250",),
         when="named",
         removal="verl releases its tensors before it closes the shared memory",

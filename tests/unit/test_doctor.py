@@ -25,6 +25,7 @@ from scalerl_verl.head import verl_check as head_check
 from scalerl_verl.upstream import status
 from scalerl_verl.upstream.activation import PLATFORM_ENV, STATUS_DIR_ENV
 from scalerl_verl.upstream.nodes import ask_here
+from scalerl_verl.upstream.versions import POLICIES
 from scalerl_verl.verl.patches import SYMBOLS
 
 
@@ -99,15 +100,24 @@ def test_missing_verl_and_vllm_are_problems_with_the_supported_versions(monkeypa
     assert len(problems) == 2
     for name, problem in zip(("verl", "vllm"), problems, strict=True):
         assert problem.startswith(f"{name} is not installed")
-        assert all(spec.versions in problem for spec in SYMBOLS if spec.distribution == name)
+        assert POLICIES[name].describe() in problem
 
 
-@pytest.mark.parametrize("version", ["0.8.0", "0.10.0"])
-def test_unsupported_verl_is_a_problem(
+@pytest.mark.parametrize("version", ["0.8.0", "0.9.0"])
+def test_verl_that_is_known_to_differ_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str
 ) -> None:
     replace_versions(monkeypatch, verl=version)
-    assert the_problem(capsys).startswith(f"verl {version} is outside >=0.9.1,<0.10: install a supported version")
+    problem = the_problem(capsys)
+    assert problem.startswith(f"verl {version} is installed: ")
+    assert problem.rstrip().endswith("; install verl 0.9.1")
+
+
+def test_unknown_verl_with_known_sources_runs_and_is_called_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_versions(monkeypatch, verl="0.10.0")
+    report = run_doctor(processes=False)
+    assert report.problems == []
+    assert "verl 0.10.0 is unknown (supported: verl 0.9.1): its sources decide" in report.summary
 
 
 @pytest.mark.parametrize("policy", ["none", "other", " None ", ""])

@@ -17,8 +17,12 @@ from verl.trainer.ppo.v1 import AgentLoopWorkerTQ  # noqa: E402
 from scalerl_verl.cpu.verl_worker import CopyingWorker  # noqa: E402
 from scalerl_verl.generator.server import ScaleRLHttpServer, ScaleRLReplica  # noqa: E402
 from scalerl_verl.generator.worker import ScaleRLWorkerExtension  # noqa: E402
+from scalerl_verl.pipeline.balancer import PipelineBalancer  # noqa: E402
 from scalerl_verl.pipeline.buffer import PipelineReplayBuffer  # noqa: E402
+from scalerl_verl.pipeline.client import PipelineClient  # noqa: E402
+from scalerl_verl.pipeline.sending import SendingWorker  # noqa: E402
 from scalerl_verl.pipeline.server import PipelineHttpServer, PipelineReplica  # noqa: E402
+from scalerl_verl.pipeline.weights import WeightUpdater  # noqa: E402
 from scalerl_verl.verl import agent_worker, trainer  # noqa: E402
 from scalerl_verl.verl.patches import SYMBOLS  # noqa: E402
 
@@ -31,6 +35,10 @@ CLASSES = (
     agent_worker.AgentLoopManager,
     agent_worker.with_our_pieces(AgentLoopWorkerTQ).__ray_actor_class__,
     PipelineReplayBuffer,
+    PipelineBalancer,
+    PipelineClient,
+    WeightUpdater,
+    SendingWorker,
     CopyingWorker,
     ScaleRLHttpServer,
     PipelineHttpServer,

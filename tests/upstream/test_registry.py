@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +16,14 @@ from typing import Any
 import pytest
 
 from scalerl_verl.errors import PatchError
-from scalerl_verl.upstream import import_hooks, registry
+from scalerl_verl.upstream import import_hooks, registry, versions
 from scalerl_verl.upstream.activation import ACTIVE_ENV, ALLOW_UNKNOWN_ENV, PLATFORM_ENV
 from scalerl_verl.upstream.spec import PatchSpec, keep_original, source_hash
+from scalerl_verl.upstream.versions import Difference, Policy
 
 STUB = "stub_upstream"
+POLICY = Policy("verl", "1.1.0", "1.2.0", tested=(), differs=(Difference("<1", "a planted difference"),))
+"""The stub's version, 1.2.3, is unknown to it: the source decides."""
 SOURCE = """\
 def scale(x):
     return 10 * x
@@ -38,6 +42,7 @@ def isolated_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     monkeypatch.setattr(registry, "on_change", [])
     monkeypatch.setattr(import_hooks, "_pending", {})
     monkeypatch.setattr(registry, "installed_version", lambda distribution: "1.2.3")
+    monkeypatch.setitem(versions.POLICIES, "verl", POLICY)
     for name in (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV):
         monkeypatch.setenv(name, "")
     (tmp_path / f"{STUB}.py").write_text(SOURCE)
@@ -76,12 +81,15 @@ def make_spec(**changes: Any) -> PatchSpec:
         "kind": "wrap",
         "why": "a stub",
         "distribution": "verl",
-        "versions": ">=1.2,<1.3",
         "sources": (hash_of_stub(),),
         "when": "named",
         "removal": "never",
     }
     return PatchSpec(**{**fields, **changes})
+
+
+def make_call(**changes: Any) -> PatchSpec:
+    return make_spec(**{"kind": "call", "build": keep_original, "sources": (), **changes})
 
 
 def load() -> ModuleType:
@@ -207,7 +215,6 @@ def test_required_patch_that_came_late_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 REFUSALS = {
-    "version": ({"versions": ">=2"}, ["verl 1.2.3 is installed", ">=2"]),
     "target": ({"target": "absent"}, ["stub_upstream.absent does not exist in verl 1.2.3"]),
     "parent": ({"target": "Absent.run"}, ["stub_upstream.Absent.run does not exist in verl 1.2.3"]),
     "source": ({"sources": ("0" * 64,)}, ["the source of stub_upstream.scale changed in verl 1.2.3"]),
@@ -222,7 +229,7 @@ def test_mismatch_is_refused_with_the_patch_the_reason_and_what_to_change(active
     with pytest.raises(PatchError) as error:
         load()
     message = str(error.value)
-    for fragment in [*fragments, "'stub.scale'", f"Install verl {spec.versions}", f"{ALLOW_UNKNOWN_ENV}=1"]:
+    for fragment in [*fragments, "'stub.scale'", "Install verl 1.1.0 to 1.2.0", f"{ALLOW_UNKNOWN_ENV}=1"]:
         assert fragment in message
     assert status() == "refused"
     assert registry.states()["stub.scale"].detail in message
@@ -236,10 +243,44 @@ def test_module_without_an_installed_distribution_is_refused(active: None, monke
         load()
 
 
-def test_dormant_patch_is_not_checked_against_the_installed_version() -> None:
-    registry.install([make_spec(versions=">=2")])
+def test_version_that_is_known_to_differ_is_refused_without_a_look_at_its_source(
+    active: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "installed_version", lambda distribution: "0.9.9")
+    registry.install([make_spec()])
+    with pytest.raises(PatchError, match=r"verl 0\.9\.9 is installed: a planted difference.*Install verl 1\.1\.0 to"):
+        load()
+
+
+def test_dormant_patch_is_not_checked_against_the_installed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "installed_version", lambda distribution: "0.9.9")
+    registry.install([make_spec()])
     load()
     assert status() == "dormant"
+
+
+def test_called_symbol_is_bound_and_left_as_it_is(active: None) -> None:
+    registry.install([make_call(call="scale(x)")])
+    module = load()
+    assert status() == "applied"
+    assert module.scale(1) == 10
+    with pytest.raises(PatchError, match=r"stub\.scale"):
+        registry.revert("stub.scale")
+
+
+CALL_FAULTS = {
+    "source": ({"sources": ("0" * 64,)}, "the source of stub_upstream.scale changed in verl 1.2.3"),
+    "call": ({"call": "scale(x, factor=2)"}, "stub_upstream.scale cannot be called any more as `scale(x, factor=2)`"),
+    "attribute": ({"target": "Worker", "attributes": ("run", "gone")}, "stub_upstream.Worker has no gone"),
+}
+
+
+@pytest.mark.parametrize("fault", CALL_FAULTS)
+def test_called_symbol_that_changed_is_refused(active: None, fault: str) -> None:
+    changes, text = CALL_FAULTS[fault]
+    registry.install([make_call(**changes)])
+    with pytest.raises(PatchError, match=re.escape(text)):
+        load()
 
 
 @pytest.mark.parametrize("fault", ["version", "source"])
@@ -247,11 +288,13 @@ def test_unknown_source_is_patched_on_request_and_the_reason_is_kept(
     active: None, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setenv(ALLOW_UNKNOWN_ENV, "1")
-    changes, (fragment, *_) = REFUSALS[fault]
-    registry.install([make_spec(**changes)])
+    if fault == "version":
+        monkeypatch.setattr(registry, "installed_version", lambda distribution: "0.9.9")
+    registry.install([make_spec(**({} if fault == "version" else REFUSALS["source"][0]))])
     assert load().scale(1) == -10
     assert status() == "applied"
-    assert fragment in registry.states()["stub.scale"].detail
+    expected = "a planted difference" if fault == "version" else REFUSALS["source"][1][0]
+    assert expected in registry.states()["stub.scale"].detail
 
 
 def test_missing_target_is_refused_even_on_request(active: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from vllm.utils.hashing import sha256  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 
-from scalerl_verl.pipeline.vllm import begin_version  # noqa: E402
+from scalerl_verl.pipeline.vllm import begin_version, swap_weights  # noqa: E402
 
 BLOCK = 4
 
@@ -71,3 +72,18 @@ def test_preempted_request_is_no_new_one() -> None:
     before = list(preempted.block_hashes)
     assert begin_version(engine_with(preempted), "weights-2") == {"preempted": (1, 0)}
     assert preempted.block_hashes == before
+
+
+def test_engine_that_could_not_pause_is_not_loaded_into() -> None:
+    """Since 0.31 vLLM reports a failed pause through its future; the steps may still run then."""
+    paused, loaded = Future(), []
+    engine = SimpleNamespace(
+        pause_scheduler=lambda mode, clear_cache: paused,
+        model_executor=SimpleNamespace(collective_rpc=lambda *args, **kwargs: loaded.append(args)),
+    )
+    swapped = swap_weights(engine, "weights-1", [b""], recompute=False)
+    assert not swapped.done()
+    paused.set_exception(RuntimeError("planted fault"))
+    with pytest.raises(RuntimeError, match="planted fault"):
+        swapped.result(timeout=0)
+    assert loaded == []
