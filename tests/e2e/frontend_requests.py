@@ -133,9 +133,9 @@ async def check_metrics(driver: Driver) -> None:
     found = []
     read = driver.engine.output_processor.process_outputs
 
-    def process_outputs(*args: Any) -> Any:
+    def process_outputs(*args: Any, **kwargs: Any) -> Any:
         states = dict(driver.engine.output_processor.request_states)
-        done = read(*args)
+        done = read(*args, **kwargs)
         found.extend(s.stats for name, s in states.items() if name not in driver.engine.output_processor.request_states)
         return done
 

