@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of verl's TransferQueue as Python objects; how many responses each prompt asks for."""
+"""Rows and columns of verl's TransferQueue as Python objects; how many responses each prompt asks for."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def objects_of(column: Any) -> list[Any]:
     """The Python objects of a non-tensor column, whichever way verl's TransferQueue returned them."""
     values = column.tolist() if hasattr(column, "tolist") else list(column)
     return [value.data if isinstance(value, NonTensorData) else value for value in values]
+
+
+def queue_rows(partition: str) -> dict[str, dict[str, Any]]:
+    """Key -> tags of every row of a partition of verl's TransferQueue, prompts and responses."""
+    import transfer_queue
+
+    return dict((transfer_queue.kv_list(partition) or {}).get(partition, {}))
 
 
 def read_group_sizes(batch: Any, uids: Sequence[str]) -> dict[str, int]:

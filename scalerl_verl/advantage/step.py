@@ -20,6 +20,7 @@ from scalerl_verl.advantage.rows import count_tokens, sum_rows
 from scalerl_verl.advantage.shaping_step import read_extra_fields, shape_batch
 from scalerl_verl.engine_context import engine_context, read_hf_config
 from scalerl_verl.loss.terms import active_terms
+from scalerl_verl.names import CISPO, ESTIMATOR, PROMPT_MEAN
 
 
 @dataclass
@@ -186,12 +187,12 @@ def current_step() -> AdvantageStep | None:
 def uses_groups(config: Any) -> bool:
     """Whether a composed config names our estimator or prompt average."""
     mode = config.actor_rollout_ref.actor.loss_agg_mode
-    return bool(mode == "prompt-mean" or config.algorithm.adv_estimator == "scalerl")
+    return bool(mode == PROMPT_MEAN or config.algorithm.adv_estimator == ESTIMATOR)
 
 
 def uses_names(config: Any) -> bool:
     """Whether a composed config names our estimator, prompt average or policy loss."""
-    return uses_groups(config) or bool(config.actor_rollout_ref.actor.policy_loss.loss_mode == "scalerl_cispo")
+    return uses_groups(config) or bool(config.actor_rollout_ref.actor.policy_loss.loss_mode == CISPO)
 
 
 @contextlib.contextmanager
@@ -265,7 +266,7 @@ def fold_row_weights(data: Any) -> Any:
     num_tokens_B = step.num_tokens_B = count_tokens(data.batch["response_mask"].bool())
     if not step.uses_names:
         return data
-    if step.loss_agg_mode != "prompt-mean":
+    if step.loss_agg_mode != PROMPT_MEAN:
         step.count_generated(num_tokens_B)
         return data
     weights_B = step.weigh_rows(num_tokens_B, np.asarray(data.non_tensor_batch["uid"]), num_tokens_B > 0)

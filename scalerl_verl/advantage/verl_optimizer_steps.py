@@ -22,10 +22,8 @@ from omegaconf import DictConfig
 from scalerl_verl.advantage.prompt_steps import divide_prompts, order_for_ranks, rows_of_steps, rows_per_step
 from scalerl_verl.advantage.step import AdvantageStep, uses_groups
 from scalerl_verl.loss import token_means
-from scalerl_verl.names import PIPELINE_RL, PPO_OFF_POLICY, TRAINER_MODE, select
-
-_ACTOR = "actor_rollout_ref.actor"
-_GROUP = "actor_rollout_ref.rollout.n"
+from scalerl_verl.names import ACTOR, GROUP_SIZE, PIPELINE_RL, PPO_OFF_POLICY, V1, select
+from scalerl_verl.names.asking import trainer_mode
 
 
 @dataclass(frozen=True)
@@ -52,25 +50,25 @@ def divides_by_prompts(config: Any) -> bool:
 
     In ``pipeline_rl`` a batch is one step, also where prompts ask for more than ``rollout.n`` responses.
     """
-    return uses_groups(config) or select(config, TRAINER_MODE) in (PPO_OFF_POLICY, PIPELINE_RL)
+    return uses_groups(config) or trainer_mode(config) in (PPO_OFF_POLICY, PIPELINE_RL)
 
 
 def num_steps(config: Any) -> int:
     """Optimizer steps on what the trainer samples at once."""
-    section = f"trainer.v1.{select(config, TRAINER_MODE, 'sync')}"
+    section = f"{V1}.{trainer_mode(config)}"
     prompts = int(config.data.train_batch_size) // int(select(config, f"{section}.parameter_sync_step", 1))
-    return max(1, -(-prompts // int(select(config, f"{_ACTOR}.ppo_mini_batch_size"))))
+    return max(1, -(-prompts // int(select(config, f"{ACTOR}.ppo_mini_batch_size"))))
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
     """Shuffling within each rank, which puts rows of one prompt into different steps."""
-    for key in ("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"):
+    for key in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"):
         if not isinstance(select(config, key), int) or select(config, key) < 1:
             return  # verl's business, or another check's
-    if divides_by_prompts(config) and num_steps(config) > 1 and select(config, f"{_ACTOR}.shuffle", False):
+    if divides_by_prompts(config) and num_steps(config) > 1 and select(config, f"{ACTOR}.shuffle", False):
         yield (
-            f"{_ACTOR}.shuffle=True with {num_steps(config)} optimizer steps a batch: each rank would shuffle its own "
-            f"rows, and no step would see whole prompts; set {_ACTOR}.shuffle=False"
+            f"{ACTOR}.shuffle=True with {num_steps(config)} optimizer steps a batch: each rank would shuffle its own "
+            f"rows, and no step would see whole prompts; set {ACTOR}.shuffle=False"
         )
 
 
@@ -90,8 +88,8 @@ def balance_steps(trainer: Any, batch: Any, metrics: dict[str, Any], prefix: str
     config = trainer.config
     if not divides_by_prompts(config):
         return batch, None
-    steps, group = num_steps(config), int(select(config, _GROUP, 1))
-    least = int(select(config, f"{_ACTOR}.ppo_mini_batch_size")) * group
+    steps, group = num_steps(config), int(select(config, GROUP_SIZE, 1))
+    least = int(select(config, f"{ACTOR}.ppo_mini_batch_size")) * group
     if steps == 1 and len(batch) <= least:
         return batch, None
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -134,8 +132,8 @@ def _num_ranks(trainer: Any) -> int:
 
 def _multiple(config: Any, group: int, num_ranks: int) -> int:
     """A step's rows fill whole groups (verl counts them in prompts) and each rank's micro-batches."""
-    micro = select(config, f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
-    in_micro = num_ranks if micro is None or select(config, f"{_ACTOR}.use_dynamic_bsz", False) else num_ranks * micro
+    micro = select(config, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    in_micro = num_ranks if micro is None or select(config, f"{ACTOR}.use_dynamic_bsz", False) else num_ranks * micro
     return math.lcm(group, int(in_micro))
 
 
@@ -143,7 +141,7 @@ def _batch_multiple(trainer: Any, num_ranks: int) -> int:
     """The critic's mini-batches divide the batch, too, and each rank's micro-batches that log-probs are computed in."""
     config, multiple = trainer.config, 1
     if trainer.use_critic:
-        multiple = int(config.critic.ppo_mini_batch_size) * int(select(config, _GROUP, 1))
+        multiple = int(config.critic.ppo_mini_batch_size) * int(select(config, GROUP_SIZE, 1))
     for section in ("rollout", "ref"):
         micro = select(config, f"actor_rollout_ref.{section}.log_prob_micro_batch_size_per_gpu")
         if micro is not None and not select(config, f"actor_rollout_ref.{section}.log_prob_use_dynamic_bsz", False):
@@ -200,7 +198,7 @@ def _mini_batch_of(config: Any, division: StepRows | None) -> Iterator[None]:
         return
     actor = config.actor_rollout_ref.actor
     usual = actor.ppo_mini_batch_size
-    actor.ppo_mini_batch_size = division.rows_per_step // int(select(config, _GROUP, 1))
+    actor.ppo_mini_batch_size = division.rows_per_step // int(select(config, GROUP_SIZE, 1))
     try:
         yield
     finally:
@@ -209,9 +207,9 @@ def _mini_batch_of(config: Any, division: StepRows | None) -> Iterator[None]:
 
 def _num_updates(config: Any, num_rows: int, division: StepRows | None) -> int:
     """Optimizer steps of one `_update_actor`."""
-    usual = int(select(config, f"{_ACTOR}.ppo_mini_batch_size")) * int(select(config, _GROUP, 1))
+    usual = int(select(config, f"{ACTOR}.ppo_mini_batch_size")) * int(select(config, GROUP_SIZE, 1))
     size = usual if division is None else division.rows_per_step
-    return num_rows // size * int(select(config, f"{_ACTOR}.ppo_epochs", 1))
+    return num_rows // size * int(select(config, f"{ACTOR}.ppo_epochs", 1))
 
 
 def _without_steps(batch: Any, division: StepRows, dead: Sequence[int]) -> Any:

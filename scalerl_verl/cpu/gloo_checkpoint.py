@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
+from scalerl_verl.names import GLOO
 
-@CheckpointEngineRegistry.register("gloo")
+
+@CheckpointEngineRegistry.register(GLOO)
 class GlooCheckpointEngine(CheckpointEngine):
     """Broadcasts buckets of weights over a private gloo group that lives for one update.
 

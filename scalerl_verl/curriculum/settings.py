@@ -16,8 +16,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from scalerl_verl import names
 from scalerl_verl.advantage.group_size_checks import asks_for_sizes
 from scalerl_verl.curriculum import ResamplingRules
-from scalerl_verl.names import ADV_ESTIMATOR, ESTIMATOR, GROUP_SIZE, SAMPLER_CLASS_PATH, SAMPLER_SECTION, V1, select
-from scalerl_verl.names import SAMPLER_CLASS as CLASS_PATH
+from scalerl_verl.names import (
+    ADV_ESTIMATOR,
+    ESTIMATOR,
+    GROUP_SIZE,
+    SAMPLER_CLASS,
+    SAMPLER_CLASS_PATH,
+    SAMPLER_SECTION,
+    V1,
+    select,
+)
 from scalerl_verl.names.asking import only_validates, trainer_mode, uses_estimator
 from scalerl_verl.names.keys import read_section
 from scalerl_verl.names.numbers import number
@@ -29,7 +37,7 @@ _COMPLETED = ("min_prompts", "min_responses")
 
 def asks_for_curriculum(config: DictConfig) -> bool:
     """Whether a composed config names our sampler."""
-    return bool(select(config, SAMPLER_CLASS_PATH) == CLASS_PATH)
+    return bool(select(config, SAMPLER_CLASS_PATH) == SAMPLER_CLASS)
 
 
 def read_rules(section: Mapping[str, Any]) -> ResamplingRules:
@@ -47,7 +55,7 @@ def _section(config: DictConfig) -> list[str]:
     if isinstance(section, DictConfig) and section.get("class_path") is not None:
         return refusals(read_rules, section) if asks_for_curriculum(config) else []
     return [
-        f"{SAMPLER_SECTION}={section} names no sampler: set +{SAMPLER_CLASS_PATH}={CLASS_PATH}, or delete it "
+        f"{SAMPLER_SECTION}={section} names no sampler: set +{SAMPLER_CLASS_PATH}={SAMPLER_CLASS}, or delete it "
         f"(~{SAMPLER_SECTION})"
     ]
 

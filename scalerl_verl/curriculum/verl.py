@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scalerl_verl.advantage.step import AdvantageStep
 from scalerl_verl.columns import ROLLOUT_N, is_group_size
@@ -20,8 +20,10 @@ from scalerl_verl.curriculum.prompt_ids import (
     read_column,
     warn_of_copies,
 )
-from scalerl_verl.curriculum.settings import CLASS_PATH, asks_for_curriculum, read_rules
+from scalerl_verl.curriculum.settings import asks_for_curriculum, read_rules
 from scalerl_verl.errors import PatchError
+from scalerl_verl.names import CUSTOM_SAMPLER, SAMPLER_CLASS, SAMPLER_CLASS_PATH, SAMPLER_SECTION, TRAINER_MODE
+from scalerl_verl.names.reading import plain
 from scalerl_verl.upstream.registry import require_active
 
 _PREVIEW_CHARS = 200
@@ -42,17 +44,17 @@ def wrap_sampler(base: Any, data_config: Any, dataset: Any) -> Any:
         ValueError: a dataset whose prompts cannot be marked, or a file that cannot be written.
     """
     section = data_config.get("sampler")
-    if section is None or section.get("class_path") != CLASS_PATH:
+    if section is None or section.get("class_path") != SAMPLER_CLASS:
         find_copies(dataset, data_config, _TRAIN_FILES)
         return base
-    options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else dict(section)
+    options = plain(section)
     rules = read_rules(options)
     try:
         ids = label_dataset(dataset, data_config)
     except UnmarkedDataError as error:
         raise ValueError(
-            f"data.sampler has to know the prompt of each result: {error}; {error.fix}, or delete the section "
-            "(~data.sampler)"
+            f"{SAMPLER_SECTION} has to know the prompt of each result: {error}; {error.fix}, or delete the section "
+            f"(~{SAMPLER_SECTION})"
         ) from error
     warn_of_copies(ids, _TRAIN_FILES)
     observer = None
@@ -132,9 +134,9 @@ def find_sampler(trainer: Any) -> NoPositiveResampling | None:
         return sampler
     if isinstance(trainer.config, DictConfig) and asks_for_curriculum(trainer.config):
         raise PatchError(
-            f"data.sampler.class_path={CLASS_PATH}, but {type(trainer).__name__} draws from {type(sampler).__name__}: "
-            "this trainer does not make its loader in verl's _init_dataloader; use another trainer.v1.trainer_mode or "
-            "delete the section (~data.sampler)"
+            f"{SAMPLER_CLASS_PATH}={SAMPLER_CLASS}, but {type(trainer).__name__} draws from {type(sampler).__name__}: "
+            f"this trainer does not make its loader in verl's _init_dataloader; use another {TRAINER_MODE} or delete "
+            f"the section (~{SAMPLER_SECTION})"
         )
     return None
 
@@ -185,7 +187,7 @@ def _require_prompt_ids(batch: Any) -> list[str]:
     ids = read_column(batch)
     if ids is None:
         raise ValueError(
-            f"the rows of this batch have no field {COLUMN}, by which data.sampler knows their prompt: an agent loop "
-            "or a custom sampler (trainer.v1.sampler.custom_sampler) drops fields of the data; let it pass them on"
+            f"the rows of this batch have no field {COLUMN}, by which {SAMPLER_SECTION} knows their prompt: an agent "
+            f"loop or a custom sampler ({CUSTOM_SAMPLER}) drops fields of the data; let it pass them on"
         )
     return ids

@@ -7,12 +7,17 @@ import sys
 from typing import Any
 
 from scalerl_verl.head.agreement import MAX_START_MISMATCH, check_records, compare_first_batch, on_policy_rows
-from scalerl_verl.head.settings import generator_head_dtype, trainer_backend
+from scalerl_verl.head.settings import trainer_backend
+from scalerl_verl.names import FSDP, GENERATOR_DTYPE, ROLLOUT, VLLM, select
+from scalerl_verl.names.asking import generator_head_dtype, is_bypassed
 
 
 def asked_sides(config: Any) -> list[str]:
     """Sides of which a composed config asks an FP32 head: ``trainer``, ``generator``; both or none after the checks."""
-    asked = {"trainer": trainer_backend(config) is not None, "generator": generator_head_dtype(config) == "float32"}
+    asked = {
+        "trainer": trainer_backend(config) is not None,
+        "generator": generator_head_dtype(config) == GENERATOR_DTYPE,
+    }
     return [side for side, is_asked in asked.items() if is_asked]
 
 
@@ -69,8 +74,7 @@ def _read_log_probs(trainer: Any, batch: Any) -> tuple[Any, Any, Any]:
     import transfer_queue as tq
     from verl.workers.utils.padding import response_from_nested
 
-    correction = trainer.config.algorithm.get("rollout_correction", None) or {}
-    if correction.get("bypass_mode", False):
+    if is_bypassed(trainer.config):
         extra = {**batch.extra_info, "calculate_entropy": False, "compute_loss": False}
         extra["temperature"] = trainer.config.actor_rollout_ref.rollout.temperature
         # A copy: what a forward is told must not reach the update.
@@ -90,10 +94,7 @@ def _read_log_probs(trainer: Any, batch: Any) -> tuple[Any, Any, Any]:
 
 def _is_fp32(config: Any) -> bool:
     """Whether the bodies of both models compute in FP32, so that the head is not all that could."""
-    from omegaconf import OmegaConf
-
-    trainer = OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype")
-    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
+    trainer = select(config, f"{FSDP}.mixed_precision.param_dtype")
     # The engine's own key wins over verl's.
-    generator = OmegaConf.select(rollout, "engine_kwargs.vllm.dtype") or OmegaConf.select(rollout, "dtype")
+    generator = select(config, f"{VLLM}.dtype", select(config, f"{ROLLOUT}.dtype"))
     return str(trainer) in ("fp32", "float32") and str(generator) in ("fp32", "float32", "float")

@@ -23,6 +23,7 @@ from scalerl_verl.errors import HeadError
 from scalerl_verl.head.shared_pass import TokenLoss
 from scalerl_verl.loss import cispo_token_loss
 from scalerl_verl.loss.settings import PolicyLossSettings
+from scalerl_verl.names import CISPO, CORRECTION, FP32, HEAD_BACKEND, SHARED_PASS
 
 _FIELDS = ("response_mask", "old_log_probs", "advantages")
 _current: contextvars.ContextVar[TokenLoss | None] = contextvars.ContextVar("scalerl_token_loss", default=None)
@@ -37,9 +38,8 @@ def current_token_loss() -> TokenLoss:
     token_loss = _current.get()
     if token_loss is None:
         raise HeadError(
-            "impl_backend=fp32_shared_pass makes gradients for loss_mode=scalerl_cispo of an actor's training step "
-            "only, and this forward asks for gradients elsewhere: set "
-            "actor_rollout_ref.model.fused_kernel_options.impl_backend=fp32"
+            f"impl_backend={SHARED_PASS} makes gradients for loss_mode={CISPO} of an actor's training step only, and "
+            f"this forward asks for gradients elsewhere: set {HEAD_BACKEND}={FP32}"
         )
     return token_loss
 
@@ -67,10 +67,10 @@ def _policy_loss_section(loss_function: Any) -> Any:
         config = loss_function.keywords.get("config", loss_function.args[0] if loss_function.args else None)
     section = getattr(config, "policy_loss", None)
     mode = section.get("loss_mode") if section is not None else None
-    if mode != "scalerl_cispo":
+    if mode != CISPO:
         raise HeadError(
-            f"impl_backend=fp32_shared_pass got the loss {mode or loss_function}: it knows the gradient of "
-            "scalerl_cispo; set actor_rollout_ref.model.fused_kernel_options.impl_backend=fp32"
+            f"impl_backend={SHARED_PASS} got the loss {mode or loss_function}: it knows the gradient of {CISPO}; set "
+            f"{HEAD_BACKEND}={FP32}"
         )
     return section
 
@@ -78,11 +78,9 @@ def _policy_loss_section(loss_function: Any) -> Any:
 def _build(engine: Any, micro_batch: Any, section: Any) -> TokenLoss:
     options = dataclasses.asdict(PolicyLossSettings.from_config(section))
     if options.pop("sequence_truncation") is not None:
-        raise HeadError(
-            "impl_backend=fp32_shared_pass needs a ratio per token: set policy_loss.sequence_truncation=null"
-        )
+        raise HeadError(f"impl_backend={SHARED_PASS} needs a ratio per token: set policy_loss.sequence_truncation=null")
     if micro_batch.get("rollout_is_weights", None) is not None:
-        raise HeadError("impl_backend=fp32_shared_pass: set algorithm.rollout_correction.rollout_is=null")
+        raise HeadError(f"impl_backend={SHARED_PASS}: set {CORRECTION}.rollout_is=null")
     number_N = _numbers_of_next_tokens(engine, micro_batch)
     mask_N, logp_rollout_N, advantages_N = (values[number_N] for values in _by_number(micro_batch))
 

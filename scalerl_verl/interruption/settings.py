@@ -22,8 +22,6 @@ from scalerl_verl.names.keys import read_section
 from scalerl_verl.names.numbers import number
 from scalerl_verl.names.rules import read_by, under
 
-LOOP_NAME = INTERRUPTION_LOOP
-
 
 def asks_for_interruption(config: DictConfig) -> bool:
     """Whether a composed config names our agent loop."""

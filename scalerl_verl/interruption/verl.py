@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.workers.rollout.replica import TokenOutput
@@ -25,8 +24,8 @@ from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.interruption.budgets import Budgets, InterruptionSettings, resolve_budgets
 from scalerl_verl.interruption.markers import ThinkingScript
 from scalerl_verl.interruption.response import RECORD_KEY, InterruptedResponse
-from scalerl_verl.interruption.settings import LOOP_NAME, asks_for_interruption, make_script, read_settings
-from scalerl_verl.names import AGENT_LOOP_MANAGER
+from scalerl_verl.interruption.settings import asks_for_interruption, make_script, read_settings
+from scalerl_verl.names import AGENT_LOOP, AGENT_LOOP_MANAGER, INTERRUPTION_LOOP, INTERRUPTION_SECTION, select
 from scalerl_verl.pipeline.versions import merge_runs, truncate_runs
 from scalerl_verl.upstream.registry import require_checked_run
 
@@ -91,7 +90,7 @@ def script_of(tokenizer: Any, settings: InterruptionSettings) -> ThinkingScript:
     return _scripts[key][1]
 
 
-@register(LOOP_NAME)
+@register(INTERRUPTION_LOOP)
 class ForcedInterruptionLoop(SingleTurnAgentLoop):
     """Single-turn chat completion whose thinking ends at its budget."""
 
@@ -99,9 +98,7 @@ class ForcedInterruptionLoop(SingleTurnAgentLoop):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        section = OmegaConf.select(self.config, "algorithm.scalerl.interruption")
-        options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section
-        self._settings = read_settings(options)
+        self._settings = read_settings(select(self.config, INTERRUPTION_SECTION))
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
         """Generate one response; called once on each object.
@@ -118,20 +115,20 @@ class ForcedInterruptionLoop(SingleTurnAgentLoop):
             PatchError: the start-up check has not passed in this run, or the worker is not ours.
             ScaleRLConfigError: the prompt names this loop, and the run has another by default.
         """
-        require_checked_run(f"default_agent_loop={LOOP_NAME}")
+        require_checked_run(f"default_agent_loop={INTERRUPTION_LOOP}")
         if not asks_for_interruption(self.config):
             # Markers and budgets were not checked at start, and lengths not counted, for another default.
             raise ScaleRLConfigError(
                 [
-                    f"a prompt has agent_name={LOOP_NAME}, but the default is another loop: set "
-                    f"actor_rollout_ref.rollout.agent.default_agent_loop={LOOP_NAME}, and name the other in the data"
+                    f"a prompt has agent_name={INTERRUPTION_LOOP}, but the default is another loop: set "
+                    f"{AGENT_LOOP}={INTERRUPTION_LOOP}, and name the other in the data"
                 ]
             )
         context = current_context()
         if context is None:
             raise PatchError(
-                f"{LOOP_NAME} runs outside the AgentLoopWorker of our manager ({AGENT_LOOP_MANAGER} makes its own "
-                "workers): use another agent loop there"
+                f"{INTERRUPTION_LOOP} runs outside the AgentLoopWorker of our manager ({AGENT_LOOP_MANAGER} makes its "
+                "own workers): use another agent loop there"
             )
         script = script_of(self.tokenizer, self._settings)
         limits = [int(sampling_params[key]) for key in _LIMIT_KEYS if key in sampling_params]

@@ -26,9 +26,8 @@ from scalerl_verl.ledger.forecast import forecast_metrics
 from scalerl_verl.ledger.step_log import StepLog
 from scalerl_verl.ledger.validation import measure_pass_rate
 from scalerl_verl.ledger.validation_prompts import ValidationPrompts
-from scalerl_verl.names import select
-from scalerl_verl.names.asking import asked_names, only_validates
-from scalerl_verl.upstream.activation import PLATFORM_ENV
+from scalerl_verl.names import ACTOR, PLATFORM_ENV, PPO_OFF_POLICY, ROLLOUT, select
+from scalerl_verl.names.asking import asked_names, is_bypassed, only_validates, trainer_mode
 
 STATE_FILE = "scalerl_compute.json"
 LOG_FILE = "scalerl_compute.jsonl"
@@ -177,10 +176,9 @@ def start_ledger(config: Any) -> RunLedger | None:
 def count_gpus(config: DictConfig) -> int:
     """GPUs of trainer, generators, reward and teacher models: everything the run holds."""
     pools = [config.trainer]
-    mode = str(select(config, "trainer.v1.trainer_mode", "sync"))
-    rollout = select(config, "actor_rollout_ref.rollout")
+    rollout = select(config, ROLLOUT)
     # Generators of their own: verl's separate_async and pipeline_rl; the others generate on the devices that train.
-    if mode not in ("sync", "colocate_async", "ppo_off_policy") and int(select(rollout, "nnodes", 0)) > 0:
+    if trainer_mode(config) not in ("sync", "colocate_async", PPO_OFF_POLICY) and int(select(rollout, "nnodes", 0)) > 0:
         pools.append(rollout)
     if select(config, "reward.reward_model.enable_resource_pool", False):
         pools.append(config.reward.reward_model)
@@ -193,10 +191,8 @@ def count_batch(ledger: RunLedger | None, trainer: Any, batch: Any, step: Advant
     """Count a sampled batch: its tokens, and the passes that generated and scored it."""
     if ledger is None or step.num_tokens_B is None:
         return
-    config = ledger.config
     passes = 1  # generation reads and writes every token once
-    bypass = bool(select(config, "algorithm.rollout_correction.bypass_mode", False))
-    passes += (not bypass) + bool(getattr(trainer, "use_reference_policy", False))
+    passes += (not is_bypassed(ledger.config)) + bool(getattr(trainer, "use_reference_policy", False))
     flops = ledger.estimate_flops(read_seqlens(batch))
     ledger.counts.add(
         generated_tokens=int(step.num_tokens_B.sum()),
@@ -210,7 +206,7 @@ def count_update(ledger: RunLedger | None, batch: Any, step: AdvantageStep | Non
     if ledger is None or step is None or step.num_tokens_B is None:
         return
     kept_B = np.ones(len(step.num_tokens_B), dtype=bool) if step.kept_B is None else step.kept_B
-    epochs = int(select(ledger.config, "actor_rollout_ref.actor.ppo_epochs", 1))
+    epochs = int(select(ledger.config, f"{ACTOR}.ppo_epochs", 1))
     flops = ledger.estimate_flops(read_seqlens(batch))
     ledger.counts.add(
         trained_tokens=epochs * int(step.num_tokens_B[kept_B].sum()),

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import torch
 
+from scalerl_verl.names import PROMPT_MEAN
+
 AGG_MODES: tuple[str, ...] = (
     "token-mean",
     "token-sum",
     "seq-mean-token-sum",
     "seq-mean-token-mean",
     "seq-mean-token-sum-norm",
-    "prompt-mean",
+    PROMPT_MEAN,
 )
 """verl's own five modes, and the prompt average of ScaleRL."""
 
 MISSING_BATCH_SIZE = (
-    "loss_agg_mode=prompt-mean got global_batch_size=None: by the rows of this call alone, the loss would depend on "
+    f"loss_agg_mode={PROMPT_MEAN} got global_batch_size=None: by the rows of this call alone, the loss would depend on "
     "how the batch is split; pass the rows of the whole mini-batch over all ranks (verl's actor does; a training loop "
     "of your own sets config.global_batch_info['global_batch_size'])"
 )
@@ -110,7 +112,7 @@ def _check_inputs(
         )
     if dp_size < 1:
         raise ValueError(f"dp_size is {dp_size}; it must be >= 1. Pass the number of data-parallel ranks.")
-    if mode == "prompt-mean" and global_batch_size is None:
+    if mode == PROMPT_MEAN and global_batch_size is None:
         raise ValueError(MISSING_BATCH_SIZE)
     needed = {"token-mean": ("batch_num_tokens", batch_num_tokens), "token-sum": ("dp_size", dp_size)}
     name, count = needed.get(mode, ("global_batch_size", global_batch_size))

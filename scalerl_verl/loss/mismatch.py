@@ -11,7 +11,7 @@ import math
 import torch
 
 from scalerl_verl.loss.ratios import loss_dtype, sequence_log_ratio, usable_tokens
-from scalerl_verl.names import DEFAULT_EPS_MAX
+from scalerl_verl.names import DEFAULT_EPS_MAX, PRODUCT
 
 MAX_LOG_RATIO = 80.0
 """Metrics see log-ratios clamped to this from above: exp(80) = 5.5e34, whose sums over a batch stay finite."""
@@ -42,9 +42,7 @@ def mismatch_values(
     return {
         "scalerl/mismatch/log_ratio_abs_mean": log_ratio_N.abs().mean(),
         "scalerl/mismatch/log_ratio_abs_max": log_ratio_N.abs().max(),
-        "scalerl/mismatch/sequence_log_ratio_abs_max": sequence_log_ratio(log_ratio_BT, usable_BT, "product")
-        .abs()
-        .max(),
+        "scalerl/mismatch/sequence_log_ratio_abs_max": sequence_log_ratio(log_ratio_BT, usable_BT, PRODUCT).abs().max(),
         # expm1 keeps the digits that exp(x) - 1 - x loses near 0, where a healthy run lives.
         "scalerl/mismatch/k3_kl": (torch.expm1(log_ratio_N) - log_ratio_N).mean(),
         "scalerl/mismatch/ess_frac": effective_fraction(weight_N),

@@ -11,11 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
+from scalerl_verl.names import GEOMETRIC_MEAN, PRODUCT
+from scalerl_verl.names.keys import is_token_range
+from scalerl_verl.names.kinds import is_number
+
 MAX_ABS_LOGP = 1.0e9
 """From this magnitude on, a log-probability is a masked logit (such as `torch.finfo(...).min`), not a probability: a
 few such terms would overflow the FP32 sum."""
 
-SEQUENCE_TRUNCATIONS: tuple[str, ...] = ("product", "geometric_mean")
+SEQUENCE_TRUNCATIONS: tuple[str, ...] = (PRODUCT, GEOMETRIC_MEAN)
 """How the ratios of a response's tokens become one ratio of the sequence."""
 
 _MAX_TOKEN_LOG_RATIO = 1.0e30
@@ -62,7 +66,7 @@ def sequence_log_ratio(log_ratio_BT: torch.Tensor, usable_BT: torch.Tensor, how:
     log_ratio_BT = log_ratio_BT.masked_fill(~usable_BT, 0.0)
     log_ratio_BT = log_ratio_BT.clamp(min=-_MAX_TOKEN_LOG_RATIO, max=_MAX_TOKEN_LOG_RATIO)
     total_B = log_ratio_BT.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    return total_B if how == "product" else total_B / usable_BT.sum(dim=-1, keepdim=True).clamp(min=1)
+    return total_B if how == PRODUCT else total_B / usable_BT.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def loss_dtype(logp_train_BT: torch.Tensor, logp_rollout_BT: torch.Tensor) -> torch.dtype:
@@ -72,7 +76,7 @@ def loss_dtype(logp_train_BT: torch.Tensor, logp_rollout_BT: torch.Tensor) -> to
 
 def check_options(eps_max: object, token_mask_range: object, sequence_truncation: object) -> None:
     """Raise ValueError for a cap, a range or a truncation that means nothing."""
-    if not _is_number(eps_max) or not 0 < eps_max < math.inf:  # type: ignore[operator]
+    if not is_number(eps_max) or not 0 < eps_max < math.inf:  # type: ignore[operator]
         raise ValueError(f"eps_max is {eps_max!r}; a finite number > 0 is allowed. Set it to the cap, such as 5.0.")
     if token_mask_range is not None and not is_token_range(token_mask_range):
         raise ValueError(
@@ -84,14 +88,3 @@ def check_options(eps_max: object, token_mask_range: object, sequence_truncation
             f"sequence_truncation is {sequence_truncation!r}; allowed are {', '.join(SEQUENCE_TRUNCATIONS)} and None. "
             f"Set one of these."
         )
-
-
-def is_token_range(value: object) -> bool:
-    """Whether this is [low, high] with 0 <= low < 1 < high, both finite."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        return False
-    return all(_is_number(bound) for bound in value) and 0 <= value[0] < 1 < value[1] < math.inf
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

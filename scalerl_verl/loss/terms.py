@@ -8,18 +8,17 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from scalerl_verl.names import select
+from scalerl_verl.names import ACTOR, MODEL, select
 
-_ACTOR = "actor_rollout_ref.actor"
-_MEGATRON = f"{_ACTOR}.megatron.override_transformer_config"
-WEIGHTED: dict[str, Any] = {f"{_ACTOR}.entropy_coeff": 0, f"{_ACTOR}.use_kl_loss": False}
+_MEGATRON = f"{ACTOR}.megatron.override_transformer_config"
+WEIGHTED: dict[str, Any] = {f"{ACTOR}.entropy_coeff": 0, f"{ACTOR}.use_kl_loss": False}
 """Key -> value without the term, of terms that average over rows, with the row weights of the policy loss."""
 UNWEIGHTED: dict[str, Any] = {"distillation.enabled": False}
 """The same of terms that average over rows as verl does it, whatever the policy loss leaves out."""
 WITHIN_THE_MODEL: dict[str, Any] = {
     f"{_MEGATRON}.moe_aux_loss_coeff": 0,
     f"{_MEGATRON}.moe_z_loss_coeff": 0,
-    "actor_rollout_ref.model.mtp.enable_train": False,
+    f"{MODEL}.mtp.enable_train": False,
 }
 """The same of terms that the model adds to its gradient in every pass: losses of routers, multi-token prediction."""
 

@@ -13,8 +13,9 @@ from typing import Any
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from scalerl_verl.columns import ROLLOUT_N, objects_of, read_group_sizes
+from scalerl_verl.columns import ROLLOUT_N, objects_of, queue_rows, read_group_sizes
 from scalerl_verl.errors import GenerationFailedError
+from scalerl_verl.names import GROUP_SIZE, MAX_STALENESS
 from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.failures import ERROR_TAG, WAITING_TAG
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch
@@ -157,7 +158,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
     @staticmethod
     def _read_errors(failed: set[str]) -> dict[str, str]:
         """What the agent loops of these groups raised, as `note_failure` left it; verl's snapshot has no such tag."""
-        rows = (tq.kv_list("train") or {}).get("train", {})
+        rows = queue_rows("train")
         return {uid: str(rows[uid][ERROR_TAG]) for uid in failed if ERROR_TAG in rows.get(uid, {})}
 
     def _sort_restored(self, global_steps: int) -> None:
@@ -179,9 +180,9 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             self._let_wait(again)
         num_again = {
             "were unfinished": len(starts) - len(finished),
-            f"are too old for trainer.v1.pipeline_rl.max_staleness={self._rule.max_staleness} and "
+            f"are too old for {MAX_STALENESS}={self._rule.max_staleness} and "
             f"data.train_batch_size={self._rule.batch_groups}": len(fitting) - len(kept),
-            f"have another number of responses than actor_rollout_ref.rollout.n={self._group_size}, or {ROLLOUT_N} of "
+            f"have another number of responses than {GROUP_SIZE}={self._group_size}, or {ROLLOUT_N} of "
             "their prompt": len(finished) - len(complete),
             "have no record of their weights' versions, as in other trainer modes": len(complete) - len(fitting),
         }

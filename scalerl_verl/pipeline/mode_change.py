@@ -9,7 +9,9 @@ from typing import Any
 
 import transfer_queue as tq
 
-from scalerl_verl.names import PIPELINE_RL, PPO_OFF_POLICY, TRAINER_MODE, select
+from scalerl_verl.columns import queue_rows
+from scalerl_verl.names import PIPELINE_RL, PPO_OFF_POLICY, TRAINER_MODE
+from scalerl_verl.names.asking import trainer_mode
 from scalerl_verl.pipeline.failures import WAITING_TAG
 
 logger = logging.getLogger(__name__)
@@ -22,7 +24,7 @@ def hand_over_queue(trainer: Any, checkpoint_folder: str | None) -> None:
         trainer: verl's, after loading the checkpoint and before it starts unfinished prompts again.
         checkpoint_folder: that of the step; None if the run starts from nothing.
     """
-    mode = select(trainer.config, TRAINER_MODE, "sync")
+    mode = trainer_mode(trainer.config)
     if checkpoint_folder is None or mode == PIPELINE_RL:
         return
     if mode in ("sync", PPO_OFF_POLICY):
@@ -35,8 +37,7 @@ def hand_over_queue(trainer: Any, checkpoint_folder: str | None) -> None:
                 mode,
             )
         return
-    rows = (tq.kv_list("train") or {}).get("train", {})
-    waiting = [key for key, tag in rows.items() if tag.get(WAITING_TAG, False)]
+    waiting = [key for key, tag in queue_rows("train").items() if tag.get(WAITING_TAG, False)]
     if waiting:
         tag = {"is_prompt": True, "status": "pending", WAITING_TAG: False}
         tq.kv_batch_put(keys=waiting, partition_id="train", tags=[tag for _ in waiting])

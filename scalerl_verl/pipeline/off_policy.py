@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from scalerl_verl.names import PPO_OFF_POLICY, TRAINER_MODE
 from scalerl_verl.pipeline.settings import off_policy_settings
 from scalerl_verl.upstream.registry import require_checked_run
 
@@ -20,7 +21,7 @@ class PPOTrainerOffPolicy(PPOTrainerSync):
     """PPO-off-policy-k."""
 
     def __init__(self, config: DictConfig) -> None:
-        require_checked_run("trainer.v1.trainer_mode=ppo_off_policy")
+        require_checked_run(f"{TRAINER_MODE}={PPO_OFF_POLICY}")
         self._num_updates = off_policy_settings(config).num_updates
         super().__init__(config)
 

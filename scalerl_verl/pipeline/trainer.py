@@ -22,8 +22,9 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 
-from scalerl_verl.columns import objects_of, read_group_sizes
+from scalerl_verl.columns import objects_of, queue_rows, read_group_sizes
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import LOSS_MODE, MODEL, PIPELINE_RL, TRAINER_MODE
 from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.batch import measure_batch
 from scalerl_verl.pipeline.failures import WAITING_TAG
@@ -38,7 +39,7 @@ class PPOTrainerPipelineRL(PPOTrainer):
     _enable_hybrid_replicas = False  # read by verl's base class: no inference engine on the training devices
 
     def __init__(self, config: DictConfig) -> None:
-        require_checked_run("trainer.v1.trainer_mode=pipeline_rl")
+        require_checked_run(f"{TRAINER_MODE}={PIPELINE_RL}")
         self._settings = pipeline_settings(config)
         self._loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
         self._wait_s = 0.0
@@ -78,8 +79,8 @@ class PPOTrainerPipelineRL(PPOTrainer):
         if self.processor is not None:
             raise ScaleRLConfigError(
                 [
-                    "actor_rollout_ref.model.path is a multimodal model: vLLM's encoder cache does not know weight "
-                    "versions, so trainer.v1.trainer_mode=pipeline_rl takes text models only; use another trainer_mode"
+                    f"{MODEL}.path is a multimodal model: vLLM's encoder cache does not know weight versions, so "
+                    f"{TRAINER_MODE}={PIPELINE_RL} takes text models only; use another trainer_mode"
                 ]
             )
         from scalerl_verl.pipeline.balancer import PipelineBalancer
@@ -118,7 +119,7 @@ class PPOTrainerPipelineRL(PPOTrainer):
         if self.config.actor_rollout_ref.actor.policy_loss.loss_mode != self._loss_mode:
             raise ScaleRLConfigError(
                 [
-                    f"verl replaced actor_rollout_ref.actor.policy_loss.loss_mode={self._loss_mode} by "
+                    f"verl replaced {LOSS_MODE}={self._loss_mode} by "
                     f"{self.config.actor_rollout_ref.actor.policy_loss.loss_mode}: report this verl version"
                 ]
             )
@@ -197,7 +198,7 @@ class PPOTrainerPipelineRL(PPOTrainer):
 
 def _clear_orphans() -> None:
     """Drop rows of a restored queue whose prompt is not there any more: they trained before the checkpoint was made."""
-    rows = (tq.kv_list("train") or {}).get("train", {})
+    rows = queue_rows("train")
     prompts = {key for key, tag in rows.items() if tag.get("is_prompt", False) or tag.get(WAITING_TAG, False)}
     orphans = [key for key in rows if key not in prompts and key.split("_", 1)[0] not in prompts]
     if orphans:

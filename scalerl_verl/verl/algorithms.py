@@ -18,12 +18,9 @@ from scalerl_verl.errors import PatchError
 from scalerl_verl.head.vllm_probe import HEAD_FACT
 from scalerl_verl.loss import aggregate_loss, cispo_metrics, cispo_token_loss, mismatch_metrics, token_means
 from scalerl_verl.loss.settings import PolicyLossSettings
-from scalerl_verl.names import PROMPT_MEAN
+from scalerl_verl.names import ALGORITHM_KEY, CISPO, CORRECTION, ESTIMATOR, KEEP, PROMPT_MEAN
 from scalerl_verl.upstream import status
 from scalerl_verl.upstream.registry import require_active, require_checked_run
-
-LOSS_NAME = "scalerl_cispo"
-ESTIMATOR_NAME = "scalerl"
 
 
 def register(core_algos: ModuleType) -> None:
@@ -32,11 +29,11 @@ def register(core_algos: ModuleType) -> None:
     Raises:
         ValueError: another plugin registered one of them (verl would overwrite a policy loss without a word).
     """
-    other = core_algos.POLICY_LOSS_REGISTRY.get(LOSS_NAME)
+    other = core_algos.POLICY_LOSS_REGISTRY.get(CISPO)
     if other is not None and other is not policy_loss:
-        raise ValueError(f"another plugin registered the policy loss {LOSS_NAME!r} ({other.__module__}): remove one")
-    core_algos.register_policy_loss(LOSS_NAME)(policy_loss)
-    core_algos.register_adv_est(ESTIMATOR_NAME)(estimate_advantages)
+        raise ValueError(f"another plugin registered the policy loss {CISPO!r} ({other.__module__}): remove one")
+    core_algos.register_policy_loss(CISPO)(policy_loss)
+    core_algos.register_adv_est(ESTIMATOR)(estimate_advantages)
 
 
 def policy_loss(
@@ -69,11 +66,11 @@ def policy_loss(
         PatchError: the start-up check has not passed in this run (another entry point than main_ppo), or the mode is
             ``prompt-mean``: the engine of this process is not ours.
     """
-    require_checked_run(f"loss_mode={LOSS_NAME}")
+    require_checked_run(f"loss_mode={CISPO}")
     if rollout_is_weights is not None:
         raise ValueError(
-            f"loss_mode={LOSS_NAME} already truncates the ratio to the sampling-time log-probs: set "
-            "algorithm.rollout_correction.rollout_is=null"
+            f"loss_mode={CISPO} already truncates the ratio to the sampling-time log-probs: set "
+            f"{CORRECTION}.rollout_is=null"
         )
     if loss_agg_mode == PROMPT_MEAN:
         raise PatchError(
@@ -147,12 +144,12 @@ def estimate_advantages(
     Raises:
         PatchError: called outside a training step of ours, which alone can fix the denominators.
     """
-    require_checked_run(f"adv_estimator={ESTIMATOR_NAME}")
+    require_checked_run(f"adv_estimator={ESTIMATOR}")
     step = current_step()
     if step is None:
         require_active("verl.training_step.weights")
         raise PatchError("the estimator 'scalerl' was called outside of a training step of a trainer of ours")
-    settings = AlgorithmSettings.from_config((config or {}).get("scalerl"))
+    settings = AlgorithmSettings.from_config((config or {}).get(ALGORITHM_KEY))
     mask_BT = response_mask.bool()
     num_tokens_B = count_tokens(mask_BT)
     trains_B = num_tokens_B > 0 if step.left_out_B is None else (num_tokens_B > 0) & ~step.left_out_B
@@ -170,7 +167,7 @@ def estimate_advantages(
         adv_norm=settings.adv_norm,
         zero_variance=settings.zero_variance,
     )
-    step.note_result(result, keeps=settings.zero_variance == "keep")
+    step.note_result(result, keeps=settings.zero_variance == KEEP)
     weights_B = step.weigh_rows(num_tokens_B, index, result.kept_B)
     advantages_BT = spread_rows(result.advantages_B * weights_B, mask_BT, like=token_level_rewards)
     return advantages_BT, advantages_BT

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.names import LOSS_MODE, VALUES
 from scalerl_verl.upstream.spec import PatchSpec
 
 
@@ -17,7 +18,7 @@ def _build(original: Any, module: ModuleType) -> Any:
         # The third argument in the version this was written for; whatever comes otherwise passes through.
         policy_loss_config = kwargs.get("policy_loss_config", args[2] if len(args) > 2 else None)
         loss = (policy_loss_config or {}).get("loss_mode", "")
-        if str(loss).startswith("scalerl"):
+        if str(loss) in VALUES[LOSS_MODE]:
             raise ScaleRLConfigError(
                 [
                     f"this trainer's bypass mode would replace policy_loss.loss_mode={loss} by its own loss: launch "

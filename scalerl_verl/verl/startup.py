@@ -16,8 +16,8 @@ from scalerl_verl.config.cluster import has_own_ray
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.generator import frontend
-from scalerl_verl.names import ACTOR_CLASS, LOSS_AGG_MODE, LOSS_MODE, LOSS_SECTION, PROMPT_MEAN, select
-from scalerl_verl.names.asking import asked_names
+from scalerl_verl.names import ACTOR_CLASS, LOSS_MODE, LOSS_SECTION, PROMPT_MEAN, RAY, VALUES, select
+from scalerl_verl.names.asking import asked_names, loss_agg_mode, loss_mode
 from scalerl_verl.upstream import nodes, registry, status
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
 from scalerl_verl.upstream.source_check import check_sources
@@ -96,7 +96,7 @@ def _ray_problems() -> list[str]:
 
 def _select_policy_loss_config(config: DictConfig) -> None:
     """verl instantiates the section by its ``_target_``, whose class refuses keys it does not know."""
-    if not str(select(config, LOSS_MODE, "")).startswith("scalerl"):
+    if loss_mode(config) not in VALUES[LOSS_MODE]:
         return
     with open_dict(config):
         OmegaConf.update(config, f"{LOSS_SECTION}._target_", f"{_OUR_CONFIGS}.ScaleRLPolicyLossConfig", force_add=True)
@@ -104,7 +104,7 @@ def _select_policy_loss_config(config: DictConfig) -> None:
 
 def _select_actor_config(config: DictConfig) -> None:
     """verl's classes refuse an aggregation mode that they do not know; the critic's follows the actor's by default."""
-    if select(config, LOSS_AGG_MODE) != PROMPT_MEAN:
+    if loss_agg_mode(config) != PROMPT_MEAN:
         return
     # A config that is checked again has our class already.
     actor = str(select(config, ACTOR_CLASS)).rpartition(".")[2].removeprefix("ScaleRL")
@@ -120,4 +120,4 @@ def _forward_environment(config: DictConfig) -> None:
     values = {name: os.environ[name] for name in FORWARDED_ENV if name in os.environ}
     with open_dict(config):
         for name, value in values.items():
-            OmegaConf.update(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{name}", value, force_add=True)
+            OmegaConf.update(config, f"{RAY}.runtime_env.env_vars.{name}", value, force_add=True)

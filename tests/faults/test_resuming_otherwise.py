@@ -88,6 +88,7 @@ class Run:
         self.k, self.batch, self.n = k, batch, n
         for module in (verl_buffer, verl_trainer, our_buffer, our_trainer):
             self.monkeypatch.setattr(module, "tq", self.queue)
+        self.monkeypatch.setattr("transfer_queue.kv_list", self.queue.kv_list)
         trainer: Any = object.__new__(our_trainer.PPOTrainerPipelineRL)
         trainer.trainer_mode, trainer.global_steps, trainer._fetch_one_gen_batch = "pipeline_rl", self.step, self.draw
         trainer.config = SimpleNamespace(data=SimpleNamespace(train_batch_size=batch, get=lambda key, default=None: 1))

@@ -22,34 +22,6 @@ from scalerl_verl.names.kinds import Value
 PACKAGE = Path(scalerl_verl.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "names" not in path.relative_to(PACKAGE).parts)
 PRESETS = sorted((PACKAGE / "configs" / "scalerl").glob("*.yaml"))
-NOT_YET = (
-    "verl/training_step.py",
-    "verl/startup.py",
-    "verl/algorithms.py",
-    "verl/bypass_mode.py",
-    "verl/engine.py",
-    "verl/actor_loss.py",
-    "verl/weight_sync.py",
-    "verl/server.py",
-    "verl/install.py",
-    "pipeline/trainer.py",
-    "pipeline/off_policy.py",
-    "pipeline/server.py",
-    "pipeline/buffer.py",
-    "pipeline/sending.py",
-    "ledger",
-    "advantage/step.py",
-    "advantage/length_step.py",
-    "advantage/verl_optimizer_steps.py",
-    "curriculum/verl.py",
-    "interruption/verl.py",
-    "head/verl_check.py",
-    "head/verl_first_batch.py",
-    "head/verl_token_loss.py",
-    "loss",
-    "cpu",
-)
-"""Modules whose literals are not replaced yet."""
 
 PATHS = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str) and "." in value}
 WORDS = {names.PLUGIN}.union(
@@ -96,8 +68,6 @@ def find_strays(source: str, elsewhere: frozenset[str] | set[str] = frozenset())
 def test_name_that_a_user_types_is_written_once(path: Path) -> None:
     module = str(path.relative_to(PACKAGE))
     strays = find_strays(path.read_text(encoding="utf-8"), ELSEWHERE.get(module, set()))
-    if module.startswith(NOT_YET):
-        return
     assert not strays, f"{module} has names of scalerl_verl.names as literals: {strays}"
 
 

@@ -37,6 +37,7 @@ class World:
         self.health_checks = 0
         monkeypatch.setattr(verl_buffer, "tq", self)
         monkeypatch.setattr(our_buffer, "tq", self)
+        monkeypatch.setattr("transfer_queue.kv_list", self.kv_list)
         self.buffer = PipelineReplayBuffer(
             AdmissionRule(batch_groups, k),
             group_size=GROUP_SIZE,

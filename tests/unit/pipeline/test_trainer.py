@@ -109,10 +109,12 @@ def test_rows_without_a_prompt_are_dropped_from_a_restored_queue(monkeypatch: py
         "trained_0_0": {},
         "trained_1_0": {},
     }
-    monkeypatch.setattr(trainer, "tq", StubQueue(rows))
+    queue = StubQueue(rows)
+    monkeypatch.setattr(trainer, "tq", queue)
+    monkeypatch.setattr("transfer_queue.kv_list", queue.kv_list)
     trainer._clear_orphans()
     assert sorted(rows) == ["waiting", "waiting_0_0"]
-    monkeypatch.setattr(trainer, "tq", StubQueue({}))
+    rows.clear()
     trainer._clear_orphans()
 
 
