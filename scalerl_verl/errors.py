@@ -27,10 +27,6 @@ class PatchError(ScaleRLError, RuntimeError):
     """An upstream symbol we depend on is missing, changed or not patched in this process."""
 
 
-class PluginLoadError(ScaleRLError, RuntimeError):
-    """The plugin could not be loaded, and the run asks for one of its names."""
-
-
 class WeightSyncError(ScaleRLError, RuntimeError):
     """The generator did not take the trainer's weights."""
 

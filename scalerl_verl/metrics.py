@@ -7,9 +7,6 @@ that is not listed here.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
 from scalerl_verl.names import CISPO, INTERRUPTION_LOOP, PASS_KEY, PIPELINE_RL, PPO_OFF_POLICY
 
 _LENGTHS = {
@@ -128,21 +125,3 @@ METRICS: dict[str, str] = {
     "pipeline/updates_per_batch": f"optimizer steps on each generated batch (`{PPO_OFF_POLICY}`)",
 }
 """Name without ``scalerl/`` -> meaning."""
-
-_PLACEHOLDER = re.compile(r"<\w+>")
-_PATTERNS = tuple(
-    re.compile(".+".join(re.escape(part) for part in _PLACEHOLDER.split(name)))
-    for name in METRICS
-    if _PLACEHOLDER.search(name)
-)
-
-
-def is_documented(metric: str) -> bool:
-    """Whether a metric's full name, ``scalerl/...``, is listed."""
-    name = metric.removeprefix("scalerl/")
-    return name in METRICS or any(pattern.fullmatch(name) for pattern in _PATTERNS)
-
-
-def undocumented(metrics: Iterable[str]) -> list[str]:
-    """Names of ours, with their prefix, that are not listed."""
-    return sorted({name for name in metrics if name.startswith("scalerl/") and not is_documented(name)})

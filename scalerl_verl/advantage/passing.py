@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.advantage.passed import PassRule
 from scalerl_verl.errors import RewardError
-from scalerl_verl.names import ALGORITHM_SECTION
+from scalerl_verl.names import ALGORITHM_SECTION, PASS_THRESHOLD
 
 SECTION = ALGORITHM_SECTION
 _KEYS = {"pass_key": "key", "pass_threshold": "threshold"}
@@ -64,10 +64,10 @@ def judge(config: Any, rewards_R: ArrayLike, infos_R: Sequence[Mapping[str, Any]
     except ValueError as error:
         raise RewardError(str(error)) from error
     parts_R = (values_R > 0) & (values_R < 1)
-    if parts_R.any() and OmegaConf.select(config, f"{SECTION}.pass_threshold") is None:
+    if parts_R.any() and OmegaConf.select(config, PASS_THRESHOLD) is None:
         _say_once(
             f"responses are graded between 0 and 1 ({values_R[parts_R][0]:g}), and {rule.describe()}: if another grade "
-            f"is right, set {SECTION}.pass_threshold (setting it to {rule.threshold:g} silences this line)"
+            f"is right, set {PASS_THRESHOLD} (setting it to {rule.threshold:g} silences this line)"
         )
     return values_R > rule.threshold
 

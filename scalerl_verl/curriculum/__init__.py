@@ -2,11 +2,10 @@
 """No-positive-resampling: prompts the policy has mastered are not drawn again (PyTorch's Sampler at most)."""
 
 from scalerl_verl.curriculum.history import PassHistory, Visit, tally_visits
-from scalerl_verl.curriculum.rules import HISTORIES, DroppedPrompt, ResamplingRules, choose_drops
+from scalerl_verl.curriculum.rules import DroppedPrompt, ResamplingRules, choose_drops
 from scalerl_verl.curriculum.sampler import EpochChange, NoPositiveResampling
 
 __all__ = [
-    "HISTORIES",
     "DroppedPrompt",
     "EpochChange",
     "NoPositiveResampling",

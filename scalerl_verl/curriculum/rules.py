@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from scalerl_verl.curriculum.history import PassHistory, Visit
-from scalerl_verl.names import CUMULATIVE, LATEST, SAMPLER_SECTION
+from scalerl_verl.names import LATEST, SAMPLER_SECTION
 from scalerl_verl.names.keys import defaults, wrong_fields
 
-HISTORIES: tuple[str, ...] = (LATEST, CUMULATIVE)
 _DEFAULT = defaults(SAMPLER_SECTION)
 
 

@@ -19,7 +19,6 @@ from scalerl_verl.interruption.markers import ThinkingScript
 RECORD_KEY = "scalerl_length"
 """Where a response's record stands in what an agent loop hands on (``extra_fields``)."""
 NATURAL, INTERRUPTED, UNCLOSED, NO_THINKING = "natural", "interrupted", "unclosed", "no_thinking"
-OUTCOMES = (NATURAL, INTERRUPTED, UNCLOSED, NO_THINKING)
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,3 @@ class VersionLog:
         """A request ended without a result."""
         self._runs.pop(request, None)
         self._final.pop(request, None)
-
-    @property
-    def num_open(self) -> int:
-        """Requests that began and have not ended."""
-        return len(self._runs)

@@ -103,7 +103,6 @@ class WeightUpdater(CheckpointEngineManager):
         self._rollout: Any = None  # verl's worker group over all generators, while their process group stands
         self._layouts: set[str] = set()  # of staged weights, known to the generators they belong to
         self._hung: set[int] = set()  # ranks of generators that did not end their part of an update
-        self.num_groups_built = 0
 
     @auto_await
     async def update_weights(self, global_steps: int) -> dict[str, float]:
@@ -186,7 +185,6 @@ class WeightUpdater(CheckpointEngineManager):
         ]
         await self._within_limit("building the process group", *joining)
         self._rollout = rollout
-        self.num_groups_built += 1
 
     async def _transfer(self, receiving: list[Any], version: int) -> tuple[dict[str, float], list[Any]]:
         """The trainer's metrics and what each generator's worker returned."""

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply, revert and require patches; the state of each one in this process."""
+"""Apply and require patches; the state of each one in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from scalerl_verl.errors import PatchError
 from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, applies, is_active, is_checked
@@ -26,13 +24,12 @@ class PatchState:
 
     ``waiting``: its module is not imported yet; ``applied``; ``dormant``: the run does not ask for it;
     ``refused``: the installed upstream does not match; ``unmatched``: neither does what a guard was written for, in a
-    process of a run without our names, which goes on; ``reverted``.
+    process of a run without our names, which goes on.
     """
 
     spec: PatchSpec
     status: str = "waiting"
     detail: str = ""
-    original: Any = None
     late: bool = False
 
 
@@ -125,21 +122,7 @@ def apply(spec: PatchSpec, module: ModuleType) -> None:
     replacement = spec.build(original, module)
     if replacement is not original:
         setattr(owner, attribute, replacement)
-    state.status, state.detail, state.original = "applied", reason or "", original
-
-
-def revert(name: str) -> None:
-    """Put the original back (tests; a ``register`` patch cannot be reverted, others have changed nothing).
-
-    Raises:
-        PatchError: the patch is not applied, only registers or changes nothing.
-    """
-    state = _states.get(name)
-    if state is None or state.status != "applied" or state.spec.kind in ("register", "override", "call"):
-        raise PatchError(f"patch '{name}' is not applied or cannot be reverted; known: {sorted(_states)}")
-    owner, attribute, _ = resolve(sys.modules[state.spec.module], state.spec.target)
-    setattr(owner, attribute, state.original)
-    state.status = "reverted"
+    state.status, state.detail = "applied", reason or ""
 
 
 def require_active(*names: str) -> None:

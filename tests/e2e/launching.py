@@ -24,7 +24,7 @@ from recipes.launch.processes import (
     see_processes,
 )
 from recipes.quickstart import model as quickstart_model
-from scalerl_verl.metrics import undocumented
+from tests.metric_names import undocumented
 
 REPO = Path(__file__).resolve().parents[2]
 PROBE = Path(__file__).resolve().parent / "probe"

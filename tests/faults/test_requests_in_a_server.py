@@ -54,12 +54,12 @@ def test_requests_of_the_http_endpoint_are_not_remembered() -> None:
         await settle()
         entered = server.engine.entered
         assert {prompt["cache_salt"] for prompt in entered} == {"weights--1"} and len(entered) == 1001
-        assert server._log.num_open == 1 and set(server._inner_ids) == {"ours"}
+        assert len(server._log._runs) == 1 and set(server._inner_ids) == {"ours"}
         update = await server.swap(1, [b""], False)
         assert update["kept_requests"] == 1001, "they are kept over an update all the same"
         finish(server, "ours")
         assert (await ours).extra_fields["versions"] == [[1, 1]]
-        assert server._log.num_open == 0 and not server._inner_ids | server._turns
+        assert not server._log._runs | server._inner_ids | server._turns
 
     run(check)
 
@@ -92,7 +92,7 @@ def test_request_that_ended_is_forgotten_however_it_ended(end: Any, over_http: b
         else:
             task = send(server, "r")
         await settle()
-        assert server._log.num_open == (not over_http)
+        assert len(server._log._runs) == (not over_http)
         if not (over_http and end is abort):  # whoever sent it over HTTP aborts it by hanging up
             await end(server, "r", task)
         else:
@@ -100,7 +100,7 @@ def test_request_that_ended_is_forgotten_however_it_ended(end: Any, over_http: b
         await asyncio.wait([task], timeout=20)
         assert task.done()
         left = [server._inner_ids, server._turns, server._to_abort, server._on_its_way, server._log._final]
-        assert server._log.num_open == server._clock.num_open == server._num_entering == 0 and not any(left)
+        assert len(server._log._runs) == server._clock.num_open == server._num_entering == 0 and not any(left)
         task.cancelled() or task.exception()
 
     run(check)
@@ -114,7 +114,7 @@ def test_request_that_the_engine_refuses_is_forgotten() -> None:
         server._add_request = refuse
         with pytest.raises(ValueError, match="no such parameter"):
             await send(server, "r")
-        assert server._log.num_open == server._clock.num_open == server._num_entering == 0
+        assert len(server._log._runs) == server._clock.num_open == server._num_entering == 0
         assert not server._inner_ids and not server._turns and not server._on_its_way
 
     run(check)

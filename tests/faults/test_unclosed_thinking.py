@@ -14,7 +14,7 @@ import torch
 
 from recipes.common import reward as common_reward
 from recipes.quickstart import reward as quickstart_reward
-from scalerl_verl.interruption.response import OUTCOMES, RECORD_KEY, LengthRecord
+from scalerl_verl.interruption.response import INTERRUPTED, NATURAL, NO_THINKING, RECORD_KEY, UNCLOSED, LengthRecord
 from tests.paths import RECIPES
 from tests.unit.recipes.test_recipes import compose_recipe
 
@@ -79,7 +79,7 @@ def test_end_marker_that_the_text_has_lost_is_an_error_and_no_wrong_answer(rewar
 
 def test_reward_knows_the_record_and_its_outcomes(reward: ModuleType) -> None:
     assert reward.RECORD_KEY == RECORD_KEY
-    assert set(OUTCOMES) == {"natural", "interrupted", "unclosed", "no_thinking"}
+    assert {NATURAL, INTERRUPTED, UNCLOSED, NO_THINKING} == {"natural", "interrupted", "unclosed", "no_thinking"}
 
 
 def byte_tokenizer() -> Any:

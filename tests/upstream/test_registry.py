@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply, activate, refuse, revert and require patches, on stub modules that stand for verl and vLLM."""
+"""Apply, activate, refuse and require patches, on stub modules that stand for verl and vLLM."""
 
 from __future__ import annotations
 
@@ -141,8 +141,6 @@ def test_registering_patch_leaves_the_target_alone(active: None) -> None:
     module = load()
     assert seen == [STUB]
     assert module.scale.__module__ == STUB
-    with pytest.raises(PatchError, match=r"stub\.scale"):
-        registry.revert("stub.scale")
 
 
 def make_override(**changes: Any) -> PatchSpec:
@@ -153,8 +151,6 @@ def test_override_is_bound_to_its_source_and_changes_nothing(active: None) -> No
     registry.install([make_override(sources=(source_hash(load().Worker.run),))])
     assert status("stub.run") == "applied"
     assert load().Worker().run() == "original"
-    with pytest.raises(PatchError, match=r"stub\.run"):
-        registry.revert("stub.run")
 
 
 def test_method_that_a_subclass_of_ours_overrides_changed_upstream(active: None) -> None:
@@ -264,8 +260,6 @@ def test_called_symbol_is_bound_and_left_as_it_is(active: None) -> None:
     module = load()
     assert status() == "applied"
     assert module.scale(1) == 10
-    with pytest.raises(PatchError, match=r"stub\.scale"):
-        registry.revert("stub.scale")
 
 
 CALL_FAULTS = {
@@ -302,23 +296,6 @@ def test_missing_target_is_refused_even_on_request(active: None, monkeypatch: py
     registry.install([make_spec(target="absent")])
     with pytest.raises(PatchError, match="does not exist"):
         load()
-
-
-def test_revert_restores_the_very_same_object(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ACTIVE_ENV, "")
-    registry.install([make_spec()])
-    module = load()
-    original = module.scale
-    monkeypatch.setenv(ACTIVE_ENV, "1")
-    registry.activate()
-    assert module.scale is not original
-    registry.revert("stub.scale")
-    assert module.scale is original
-    assert status() == "reverted"
-    with pytest.raises(PatchError, match="is not applied"):
-        registry.revert("stub.scale")
-    with pytest.raises(PatchError, match=r"known: \['stub\.scale'\]"):
-        registry.revert("stub.unknown")
 
 
 def test_required_patches_are_all_named_with_their_state(active: None, monkeypatch: pytest.MonkeyPatch) -> None:

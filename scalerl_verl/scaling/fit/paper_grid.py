@@ -19,7 +19,6 @@ from scalerl_verl.scaling.fit import solver
 from scalerl_verl.scaling.fit.curve import Array, rise, sigmoid
 from scalerl_verl.scaling.fit.solver import Problems
 
-PAPER_A = (0.450, 0.800, 0.005)
 PAPER_C_MID = (100.0, 40000.0, 100)
 NUM_FINISHED = 48
 """Cells that Newton steps finish; the parabola through the table is exact enough to put the best one among them."""

@@ -16,6 +16,7 @@ import pytest
 import scalerl_verl
 from scalerl_verl import metrics, names
 from scalerl_verl.names.keys import KEYS
+from tests.metric_names import undocumented
 from tests.paths import REPO
 from tests.unit.docs.test_commands import PAGES
 
@@ -151,7 +152,7 @@ def test_troubleshooting_quotes_what_plugin_and_launcher_say(said: list[str]) ->
 def test_troubleshooting_names_keys_and_metrics_that_exist() -> None:
     page = (DOCS / "troubleshooting.md").read_text()
     logged = [name for name in re.findall(r"`(scalerl/\w+/[\w/]+)`", page)]
-    assert len(logged) >= 4 and metrics.undocumented(logged) == []
+    assert len(logged) >= 4 and undocumented(logged) == []
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     for key in re.findall(r"`(SCALERL_VERL_\w+|--[\w-]+)`", page):
         assert f'"{key}"' in source, key
@@ -163,7 +164,7 @@ def test_every_metric_in_the_code_is_documented(said: list[str]) -> None:
     assert len(literal) > 40
     known = [f"scalerl/{name}" for name in metrics.METRICS]
     beginnings = {text for text in literal if any(name.startswith(f"{text}_") for name in known)}
-    assert metrics.undocumented(literal - beginnings) == []
+    assert undocumented(literal - beginnings) == []
 
 
 def test_every_name_is_on_the_page_with_its_place() -> None:
