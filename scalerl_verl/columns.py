@@ -22,6 +22,14 @@ def objects_of(column: Any) -> list[Any]:
     return [value.data if isinstance(value, NonTensorData) else value for value in values]
 
 
+def read_column(batch: Any, name: str) -> list[Any] | None:
+    """A column of the rows of a batch (verl's KVBatchMeta), from verl's TransferQueue; None if they have none."""
+    import transfer_queue
+
+    data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])
+    return objects_of(data[name]) if name in data.keys() else None  # noqa: SIM118 - a TensorDict iterates over rows
+
+
 def queue_rows(partition: str) -> dict[str, dict[str, Any]]:
     """Key -> tags of every row of a partition of verl's TransferQueue, prompts and responses."""
     import transfer_queue

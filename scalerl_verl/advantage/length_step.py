@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scalerl_verl.advantage.sessions import index_sessions
-from scalerl_verl.advantage.shaping_step import SECTION as SHAPING_SECTION
 from scalerl_verl.advantage.shaping_step import read_extra_fields
 from scalerl_verl.advantage.step import AdvantageStep, uses_names
 from scalerl_verl.bookkeeping import bookkeeping
@@ -28,8 +27,9 @@ from scalerl_verl.engine_context import engine_context, fills_context, is_at_lim
 from scalerl_verl.errors import PatchError, TruncationError
 from scalerl_verl.interruption.lengths import TruncationAlarm, summarize_records, summarize_truncation
 from scalerl_verl.interruption.response import RECORD_KEY
-from scalerl_verl.interruption.settings import ALARM_SECTION, asks_for_interruption, read_alarm
+from scalerl_verl.interruption.settings import asks_for_interruption, read_alarm
 from scalerl_verl.json_lines import replace_file
+from scalerl_verl.names import ALARM_SECTION, SHAPING_SECTION, STOP, select
 from scalerl_verl.upstream.registry import require_active
 
 PREFIX = "scalerl/length/"
@@ -44,17 +44,15 @@ def watches_lengths(config: Any) -> bool:
         return False
     return (
         uses_names(config)
-        or bool(OmegaConf.select(config, SHAPING_SECTION))
+        or bool(select(config, SHAPING_SECTION))
         or asks_for_interruption(config)
-        or OmegaConf.select(config, ALARM_SECTION) is not None
+        or select(config, ALARM_SECTION) is not None
     )
 
 
 def make_alarm(config: Any) -> TruncationAlarm:
     """The alarm of a run, its window empty."""
-    section = OmegaConf.select(config, ALARM_SECTION) if isinstance(config, DictConfig) else None
-    options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section
-    return TruncationAlarm(read_alarm(options))
+    return TruncationAlarm(read_alarm(select(config, ALARM_SECTION) if isinstance(config, DictConfig) else None))
 
 
 def save_alarm(alarm: TruncationAlarm, config: Any, checkpoint_folder: str) -> None:
@@ -173,7 +171,7 @@ def record_lengths(alarm: TruncationAlarm, config: DictConfig, batch: Any, step:
     found |= {"truncated_window_fraction": alarm.fraction, "truncation_alarm_max": float(alarm.raised)}
     step.metrics.update({f"{PREFIX}{name}": value for name, value in found.items()})
     if is_new:
-        if alarm.settings.on_alarm == "stop":
+        if alarm.settings.on_alarm == STOP:
             raise TruncationError(alarm.message())
         _logger.warning(alarm.message())
 

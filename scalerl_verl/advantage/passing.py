@@ -9,36 +9,26 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scalerl_verl.advantage.passed import PassRule
 from scalerl_verl.errors import RewardError
-from scalerl_verl.names import ALGORITHM_SECTION, PASS_THRESHOLD
+from scalerl_verl.names import PASS_KEY, PASS_THRESHOLD, select
 
-SECTION = ALGORITHM_SECTION
-_KEYS = {"pass_key": "key", "pass_threshold": "threshold"}
 _said: set[str] = set()
 _logger = logging.getLogger(__name__)
 
 
-def make_pass_rule(section: Mapping[str, Any] | None) -> PassRule:
-    """The definition of a section ``algorithm.scalerl`` (or of its absence); null stands for a default.
+def read_pass_rule(config: Any) -> PassRule:
+    """The definition of a composed config; null stands for a default.
 
     Raises:
         ValueError: a value that is not allowed.
     """
-    given = {field: (section or {}).get(key) for key, field in _KEYS.items()}
+    if not isinstance(config, DictConfig):
+        return PassRule()
+    given = {"key": select(config, PASS_KEY), "threshold": select(config, PASS_THRESHOLD)}
     return PassRule(**{field: value for field, value in given.items() if value is not None})
-
-
-def read_pass_rule(config: Any) -> PassRule:
-    """The definition of a composed config.
-
-    Raises:
-        ValueError: as `make_pass_rule`.
-    """
-    section = OmegaConf.select(config, SECTION) if isinstance(config, DictConfig) else None
-    return make_pass_rule(section if isinstance(section, Mapping) else None)
 
 
 def reward_infos(extra_fields: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -64,7 +54,7 @@ def judge(config: Any, rewards_R: ArrayLike, infos_R: Sequence[Mapping[str, Any]
     except ValueError as error:
         raise RewardError(str(error)) from error
     parts_R = (values_R > 0) & (values_R < 1)
-    if parts_R.any() and OmegaConf.select(config, PASS_THRESHOLD) is None:
+    if parts_R.any() and select(config, PASS_THRESHOLD) is None:
         _say_once(
             f"responses are graded between 0 and 1 ({values_R[parts_R][0]:g}), and {rule.describe()}: if another grade "
             f"is right, set {PASS_THRESHOLD} (setting it to {rule.threshold:g} silences this line)"

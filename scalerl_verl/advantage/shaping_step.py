@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scalerl_verl.advantage import Sessions, length_penalty
 from scalerl_verl.advantage.reward_shaping import Responses, RewardShaping, make_reward_shapings, shape_rewards
 from scalerl_verl.advantage.rows import count_tokens, sum_rows
-from scalerl_verl.columns import objects_of
+from scalerl_verl.columns import read_column
 from scalerl_verl.engine_context import is_at_limit
-from scalerl_verl.names import SHAPING_SECTION
+from scalerl_verl.names import SHAPING_SECTION, select
+from scalerl_verl.names.reading import plain
 
 __all__ = ["SECTION", "find_problems", "make_reward_shapings", "read_extra_fields", "read_shapings", "shape_batch"]
 
@@ -33,9 +34,7 @@ def read_shapings(config: Any) -> dict[str, RewardShaping]:
     Raises:
         ValueError: as `make_reward_shapings`.
     """
-    section = OmegaConf.select(config, SECTION) if isinstance(config, DictConfig) else None
-    options: Any = OmegaConf.to_container(section, resolve=True) if isinstance(section, DictConfig) else section
-    return make_reward_shapings(options)
+    return make_reward_shapings(plain(select(config, SECTION)) if isinstance(config, DictConfig) else None)
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
@@ -128,10 +127,5 @@ def _put_rewards(
 
 def read_extra_fields(batch: Any) -> list[Mapping[str, Any]]:
     """What the agent loop recorded of each row, from verl's TransferQueue."""
-    import transfer_queue
-
-    name = "extra_fields"
-    data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])
-    if name not in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
-        return [{}] * len(batch.keys)
-    return [value if isinstance(value, Mapping) else {} for value in objects_of(data[name])]
+    values = read_column(batch, "extra_fields") or [None] * len(batch.keys)
+    return [value if isinstance(value, Mapping) else {} for value in values]

@@ -9,11 +9,11 @@ script of verl 0.7 would be graded by another reward than its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.names import select
+from scalerl_verl.names.reading import leaves
 
 _RENAMED = {
     "reward_model.reward_manager": "reward.reward_manager.name",
@@ -44,19 +44,12 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         content = select(config, section)
         if isinstance(content, DictConfig):
             content = OmegaConf.to_container(content, resolve=False)
-        for key, value in _leaves(section, content):
+        for key, value in leaves(section, content):
+            if value is None:
+                continue
             new = new_key(key)
             change = f"set {new}={value} instead" if new else f"nothing takes its place, delete it (~{key})"
             yield f"{key}={value} has no effect: verl's V1 trainer reads no key of {section}; {change}"
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Key and value of everything below a path that is not null."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(f"{path}.{key}", inner)
-    elif value is not None:
-        yield path, value
 
 
 def new_key(key: str) -> str | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.names import PRESET_GROUP
+from scalerl_verl.names.reading import leaves
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -183,7 +184,7 @@ def _command_line(overrides: Sequence[Any]) -> Iterator[Layer]:
     for override in overrides:
         values = {override.key_or_group: DELETED} if override.is_delete() else {}
         if not values:
-            values = dict(_leaves(override.key_or_group, override.value()))
+            values = dict(leaves(override.key_or_group, override.value()))
         yield Layer("command line", "command line", values)
 
 
@@ -191,13 +192,4 @@ def _read(file: Traversable, package: str) -> dict[str, Any]:
     """Config path -> value as written, of a YAML file at its place in the config."""
     content: Any = OmegaConf.to_container(OmegaConf.create(file.read_text(encoding="utf-8")), resolve=False)
     content.pop("defaults", None)
-    return dict(_leaves(package, content))
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """An empty section sets nothing."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(f"{path}.{key}".lstrip("."), inner)
-    else:
-        yield path, value
+    return dict(leaves(package, content))

@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scalerl_verl.columns import objects_of
-
 COLUMN = "scalerl_prompt_id"
 _CHUNK_ROWS = 1024
 _MEDIA_KEYS = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
@@ -149,20 +147,6 @@ def find_copies(dataset: Any, data_config: Any, key: str) -> None:
     prompt_key = data_config.get("prompt_key", "prompt")
     if _is_readable(dataframe) and prompt_key in dataframe.column_names and not _media_keys(dataframe, data_config):
         warn_of_copies(list(_hash_rows(dataframe, data_config)), key)
-
-
-def read_column(batch: Any) -> list[str] | None:
-    """The prompt of each row of a batch, from verl's TransferQueue; None if the rows lack it.
-
-    Args:
-        batch: verl's KVBatchMeta.
-    """
-    import transfer_queue
-
-    data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[COLUMN])
-    if COLUMN not in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
-        return None
-    return [str(value) for value in objects_of(data[COLUMN])]
 
 
 def _is_readable(dataframe: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from scalerl_verl.advantage.step import AdvantageStep
-from scalerl_verl.columns import ROLLOUT_N, is_group_size
+from scalerl_verl.columns import ROLLOUT_N, is_group_size, read_column
 from scalerl_verl.curriculum import NoPositiveResampling, tally_visits
 from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.curriculum.prompt_ids import (
@@ -17,7 +17,6 @@ from scalerl_verl.curriculum.prompt_ids import (
     UnmarkedDataError,
     find_copies,
     label_dataset,
-    read_column,
     warn_of_copies,
 )
 from scalerl_verl.curriculum.settings import asks_for_curriculum, read_rules
@@ -184,10 +183,10 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
 
 
 def _require_prompt_ids(batch: Any) -> list[str]:
-    ids = read_column(batch)
+    ids = read_column(batch, COLUMN)
     if ids is None:
         raise ValueError(
             f"the rows of this batch have no field {COLUMN}, by which {SAMPLER_SECTION} knows their prompt: an agent "
             f"loop or a custom sampler ({CUSTOM_SAMPLER}) drops fields of the data; let it pass them on"
         )
-    return ids
+    return [str(value) for value in ids]

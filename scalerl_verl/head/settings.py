@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -48,6 +49,12 @@ _WHY_NOT = {
 def trainer_backend(config: DictConfig) -> str | None:
     """Return the name of our trainer head in use, or None."""
     backend = select(config, BACKEND)
+    return backend if backend in BACKENDS else None
+
+
+def model_backend(model_config: Any) -> str | None:
+    """Return the name of our trainer head that verl's config of a model asks for, or None."""
+    backend = (model_config.fused_kernel_options or {}).get("impl_backend")
     return backend if backend in BACKENDS else None
 
 

@@ -14,7 +14,7 @@ import torch
 from scalerl_verl.errors import HeadError
 from scalerl_verl.head import fp32_logits, linear_logprobs
 from scalerl_verl.head.model import HeadState, head_state, output_layer
-from scalerl_verl.head.settings import BACKENDS
+from scalerl_verl.head.settings import model_backend
 from scalerl_verl.upstream import status
 
 PROBE_LOGITS = (21.03, 30.97)
@@ -35,7 +35,7 @@ def check_model(model: Any, model_config: Any) -> None:
     Raises:
         HeadError: the head is not there, or an adapter sits on it.
     """
-    backend = _backend(model_config)
+    backend = model_backend(model_config)
     if backend is not None:
         _require_head(model, backend)
 
@@ -46,7 +46,7 @@ def check_engine(engine: Any) -> None:
     Raises:
         HeadError: the head is not ours, LoRA sits on it, or its numbers are not FP32.
     """
-    backend = _backend(engine.model_config)
+    backend = model_backend(engine.model_config)
     if backend is None:
         return
     state = _require_head(engine.module, backend)
@@ -70,11 +70,6 @@ def check_engine(engine: Any) -> None:
             f"float64 ({measured['weight_dtype']} weights); FP32 stays within {measured['tolerance']:g}, bf16 logits "
             "and TF32 do not. Look for what else patches the output layer or the matrix products of this process."
         )
-
-
-def _backend(model_config: Any) -> str | None:
-    backend = (model_config.fused_kernel_options or {}).get("impl_backend")
-    return backend if backend in BACKENDS else None
 
 
 def _require_head(module: Any, backend: str) -> HeadState:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 
@@ -38,6 +38,15 @@ def unknown_keys(section: str, given: Iterable[Any], known: Collection[str]) -> 
         meant = f"; did you mean {near[0]}?" if near else ""
         problems.append(f"{section}.{key} does not exist: the keys are {', '.join(known)}{meant}")
     return problems
+
+
+def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Path and value of everything below a path of a plain config; an empty section has nothing."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(f"{path}.{key}".lstrip("."), inner)
+    else:
+        yield path, value
 
 
 def plain(section: Any) -> Any:

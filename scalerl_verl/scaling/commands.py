@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +183,7 @@ def _fit(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
                 entry["bootstrap"] = [item.to_dict() for item in bootstraps[name]]
             if held_out:
                 entry["held_out"] = [
-                    {"form": h.form, "A": h.fit.A if h.fit else None, "rmse": h.rmse, "mean_error": h.mean_error}
-                    for h in held_out[name]
+                    {"A": h.fit.A if h.fit else None} | _of(h, ("form", "rmse", "mean_error")) for h in held_out[name]
                 ]
             found.append(entry)
         _print_json(found[0] if len(found) == 1 else found)
@@ -198,9 +197,13 @@ def _fit(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
     return _code(fits)
 
 
-def _bootstrap(options: argparse.Namespace, fits: dict[str, CurveFit]) -> dict[str, list[Bootstrap]]:
+def _need_profile(options: argparse.Namespace, why: str) -> None:
     if options.method != "profile":
-        raise ReadError("--bootstrap refits by the default method: leave --method paper out")
+        raise ReadError(f"{why}: leave --method paper out")
+
+
+def _bootstrap(options: argparse.Namespace, fits: dict[str, CurveFit]) -> dict[str, list[Bootstrap]]:
+    _need_profile(options, "--bootstrap refits by the default method")
     found: dict[str, list[Bootstrap]] = {}
     for name, fit in fits.items():
         kinds = ["points"] + (["prompts"] if fit.points.prompt_scores is not None else [])
@@ -228,8 +231,7 @@ def _progress(text: str, total: int) -> Iterator[Callable[[int, int], None] | No
 
 
 def _compare(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
-    if options.method != "profile":
-        raise ReadError("compare refits with A fixed, by the default method: leave --method paper out")
+    _need_profile(options, "compare refits with A fixed, by the default method")
     fits = fit_all(options, curves)
     pairs = compare_all(fits, options.tie)
     reference = options.reference or next(iter(fits))
@@ -239,17 +241,7 @@ def _compare(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
             {
                 "fits": [{"run": name, **fit.to_dict()} for name, fit in fits.items()],
                 "pairs": [pair.to_dict() for pair in pairs],
-                "leave_one_out": [
-                    {
-                        "run": row.name,
-                        "A": row.fit.A,
-                        "delta_A": row.delta_A,
-                        "tied": row.tied,
-                        "B_common": row.B_common,
-                        "B_common_interval": row.B_common_interval,
-                    }
-                    for row in rows
-                ],
+                "leave_one_out": [{"run": row.name, "A": row.fit.A} | _of(row, _ROW) for row in rows],
                 "reference": reference,
             }
         )
@@ -264,8 +256,7 @@ def _compare(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
 
 
 def _predict(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
-    if options.method != "profile":
-        raise ReadError("intervals of predictions come from the default method: leave --method paper out")
+    _need_profile(options, "intervals of predictions come from the default method")
     fits = fit_all(options, curves)
     texts, found = [], []
     for name, fit in fits.items():
@@ -284,7 +275,7 @@ def _predict(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
                 "A": fit.A,
                 "level": fit.level,
                 "predictions": [dict(zip(_BAND, map(float, row), strict=True)) for row in rows],
-                "reach": [{key: getattr(r, key) for key in ("score", "compute", "low", "high")} for r in reaches],
+                "reach": [_of(reach, _BAND) for reach in reaches],
                 "gain": None if gain is None else dict(gain.__dict__),
             }
         )
@@ -296,11 +287,15 @@ def _predict(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
 
 
 _BAND = ("compute", "score", "low", "high")
+_ROW = ("delta_A", "tied", "B_common", "B_common_interval")
+
+
+def _of(value: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _backtest(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
-    if options.method != "profile":
-        raise ReadError("backtest uses the default method: leave --method paper out")
+    _need_profile(options, "backtest uses the default method")
     found = {}
     for name, curve in curves.items():
         with _named(name):

@@ -13,9 +13,9 @@ from types import ModuleType
 from scalerl_verl.errors import PatchError
 from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, applies, is_active, is_checked
 from scalerl_verl.upstream.import_hooks import after_import, is_imported
-from scalerl_verl.upstream.source_check import stay_out
-from scalerl_verl.upstream.spec import PatchSpec, installed_version, is_bound, resolve, source_problem, source_text
-from scalerl_verl.upstream.versions import POLICIES, mismatch
+from scalerl_verl.upstream.source_check import find_mismatch, stay_out
+from scalerl_verl.upstream.spec import PatchSpec, is_bound, resolve, source_text
+from scalerl_verl.upstream.versions import POLICIES
 
 
 @dataclass
@@ -87,17 +87,12 @@ def _pass_through(state: PatchState, module: ModuleType, reason: str) -> None:
 
 def _mismatch(spec: PatchSpec, module: ModuleType) -> str | None:
     """Why the installed upstream is not what ``spec`` was written for; None if it is."""
-    version = installed_version(spec.distribution)
-    if version is None:
-        return f"{spec.distribution} is imported but no such distribution is installed"
-    if (differs := mismatch(spec.distribution, version)) is not None:
-        return differs
-    try:
+
+    def text_now() -> str | None:
         _, _, value = resolve(module, spec.target)
-    except AttributeError:
-        return f"{spec.module}.{spec.target} does not exist in {spec.distribution} {version}"
-    problem = source_problem(spec, source_text(value)) if is_bound(spec) else None
-    return None if problem is None else f"{problem} in {spec.distribution} {version}"
+        return source_text(value) if is_bound(spec) else None
+
+    return find_mismatch(spec, text_now)
 
 
 def apply(spec: PatchSpec, module: ModuleType) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from scalerl_verl.errors import PatchError
@@ -59,13 +59,24 @@ def _due(specs: Iterable[PatchSpec]) -> list[PatchSpec]:
 
 def static_mismatch(spec: PatchSpec) -> str | None:
     """Why the installed upstream is not what ``spec`` was written for, as far as its file says it; None if it is."""
+    return find_mismatch(spec, lambda: read_source(spec.module, spec.target))
+
+
+def find_mismatch(spec: PatchSpec, find_text: Callable[[], str | None]) -> str | None:
+    """Why the installed upstream is not what ``spec`` was written for; None if it is.
+
+    Args:
+        spec: what was bound.
+        find_text: source of the symbol, None where there is none to compare; raises ModuleNotFoundError or
+            AttributeError where there is no such symbol.
+    """
     version = installed_version(spec.distribution)
     if version is None:
         return f"{spec.distribution} is not installed"
     if (differs := mismatch(spec.distribution, version)) is not None:
         return differs
     try:
-        text = read_source(spec.module, spec.target)
+        text = find_text()
     except ModuleNotFoundError:
         return f"{spec.module} does not exist in {spec.distribution} {version}"
     except AttributeError:

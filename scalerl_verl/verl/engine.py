@@ -13,6 +13,7 @@ from typing import Any
 
 from scalerl_verl.cpu.verl import HostMemoryEngine
 from scalerl_verl.errors import PatchError
+from scalerl_verl.names import SHARED_PASS
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.spec import PatchSpec, keep_original
 
@@ -41,11 +42,10 @@ class HeadEngine(LossEngine):
         from verl.models.transformers.dense_common import CausalLMOutputForPPO
 
         from scalerl_verl.head.model import put_head_on
-        from scalerl_verl.head.settings import BACKENDS
+        from scalerl_verl.head.settings import model_backend
 
         model = super()._build_module()
-        backend = (self.model_config.fused_kernel_options or {}).get("impl_backend")
-        if backend in BACKENDS:
+        if (backend := model_backend(self.model_config)) is not None:
             put_head_on(model, backend, self.model_config.use_fused_kernels, CausalLMOutputForPPO)
         return model
 
@@ -65,10 +65,9 @@ class HeadEngine(LossEngine):
 
     def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
         """One micro-batch; a head that makes gradients in forward is told the loss of each token first."""
-        from scalerl_verl.head.settings import SHARED_PASS
+        from scalerl_verl.head.settings import model_backend
 
-        options = self.model_config.fused_kernel_options or {}
-        if forward_only or options.get("impl_backend") != SHARED_PASS:
+        if forward_only or model_backend(self.model_config) != SHARED_PASS:
             return super().forward_step(micro_batch, loss_function, forward_only)
 
         from verl.utils.device import get_device_id

@@ -81,7 +81,7 @@ def test_curriculum_judges_like_the_validation(monkeypatch: pytest.MonkeyPatch) 
     )
     step._extra_fields = [{"reward_extra_info": {"acc": acc}} for acc in (0, 0, 1, 1)]
     step.rewards_B, step.trains_B = np.array([0.9, 0.8, -0.1, -0.1]), np.ones(4, dtype=bool)
-    monkeypatch.setattr(curriculum, "read_column", lambda _: ["wrong", "wrong", "right", "right"])
+    monkeypatch.setattr(curriculum, "read_column", lambda *_: ["wrong", "wrong", "right", "right"])
     sampler = NoPositiveResampling(range(2), ["wrong", "right"], ResamplingRules())
     curriculum.record_visits(sampler, step.batch, step)
     visits = {name: sampler.history.get(name) for name in ("wrong", "right")}

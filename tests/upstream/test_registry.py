@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from scalerl_verl.errors import PatchError
-from scalerl_verl.upstream import import_hooks, registry, versions
+from scalerl_verl.upstream import import_hooks, registry, source_check, versions
 from scalerl_verl.upstream.activation import ACTIVE_ENV, ALLOW_UNKNOWN_ENV, PLATFORM_ENV
 from scalerl_verl.upstream.spec import PatchSpec, keep_original, source_hash
 from scalerl_verl.upstream.versions import Difference, Policy
@@ -41,7 +41,7 @@ def isolated_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     monkeypatch.setattr(registry, "_states", {})
     monkeypatch.setattr(registry, "on_change", [])
     monkeypatch.setattr(import_hooks, "_pending", {})
-    monkeypatch.setattr(registry, "installed_version", lambda distribution: "1.2.3")
+    monkeypatch.setattr(source_check, "installed_version", lambda distribution: "1.2.3")
     monkeypatch.setitem(versions.POLICIES, "verl", POLICY)
     for name in (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV):
         monkeypatch.setenv(name, "")
@@ -233,23 +233,23 @@ def test_mismatch_is_refused_with_the_patch_the_reason_and_what_to_change(active
 
 
 def test_module_without_an_installed_distribution_is_refused(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "installed_version", lambda distribution: None)
+    monkeypatch.setattr(source_check, "installed_version", lambda distribution: None)
     registry.install([make_spec()])
-    with pytest.raises(PatchError, match="no such distribution is installed"):
+    with pytest.raises(PatchError, match="is not installed"):
         load()
 
 
 def test_version_that_is_known_to_differ_is_refused_without_a_look_at_its_source(
     active: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "installed_version", lambda distribution: "0.9.9")
+    monkeypatch.setattr(source_check, "installed_version", lambda distribution: "0.9.9")
     registry.install([make_spec()])
     with pytest.raises(PatchError, match=r"verl 0\.9\.9 is installed: a planted difference.*Install verl 1\.1\.0 to"):
         load()
 
 
 def test_dormant_patch_is_not_checked_against_the_installed_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "installed_version", lambda distribution: "0.9.9")
+    monkeypatch.setattr(source_check, "installed_version", lambda distribution: "0.9.9")
     registry.install([make_spec()])
     load()
     assert status() == "dormant"
@@ -283,7 +283,7 @@ def test_unknown_source_is_patched_on_request_and_the_reason_is_kept(
 ) -> None:
     monkeypatch.setenv(ALLOW_UNKNOWN_ENV, "1")
     if fault == "version":
-        monkeypatch.setattr(registry, "installed_version", lambda distribution: "0.9.9")
+        monkeypatch.setattr(source_check, "installed_version", lambda distribution: "0.9.9")
     registry.install([make_spec(**({} if fault == "version" else REFUSALS["source"][0]))])
     assert load().scale(1) == -10
     assert status() == "applied"

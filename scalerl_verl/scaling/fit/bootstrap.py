@@ -44,15 +44,7 @@ class Bootstrap:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {
-            "kind": self.kind,
-            "num_resamples": self.num_resamples,
-            "block": self.block,
-            "level": self.level,
-            "A_interval": list(self.A_interval),
-            "B_interval": list(self.B_interval),
-            "C_mid_interval": list(self.C_mid_interval),
-        }
+        return {name: value for name, value in vars(self).items() if name != "theta"}
 
 
 def bootstrap(

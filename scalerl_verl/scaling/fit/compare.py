@@ -42,7 +42,7 @@ class Pair:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in self.__dict__.items()}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,11 @@ from scalerl_verl.scaling.fit.paper_grid import GridFit
 from scalerl_verl.scaling.fit.points import Points
 
 IDENTIFIED = "identified"
+PARAMETERS = ("A", "B", "C_mid", "R0")
+_SHOWN = (
+    *(*PARAMETERS, *(f"{name}_interval" for name in PARAMETERS)),
+    *("level", "verdict", "identified", "sse", "rmse", "num_points", "num_parameters", "method"),
+)
 Interval = tuple[float, float]
 
 
@@ -97,23 +102,7 @@ class CurveFit:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the data, for JSON."""
-        return {
-            "A": self.A,
-            "B": self.B,
-            "C_mid": self.C_mid,
-            "R0": self.R0,
-            "A_interval": list(self.A_interval),
-            "B_interval": list(self.B_interval),
-            "C_mid_interval": list(self.C_mid_interval),
-            "R0_interval": None if self.R0_interval is None else list(self.R0_interval),
-            "level": self.level,
-            "verdict": self.verdict,
-            "identified": self.identified,
-            "troubles": [{"code": trouble.code, "text": trouble.text} for trouble in self.troubles],
-            "sse": self.sse,
-            "rmse": self.rmse,
-            "num_points": self.num_points,
-            "num_parameters": self.num_parameters,
-            "method": self.method,
+        return {name: getattr(self, name) for name in _SHOWN} | {
+            "troubles": [vars(trouble) for trouble in self.troubles],
             "window": [float(self.points.compute[0]), float(self.points.compute[-1])],
         }
