@@ -47,7 +47,6 @@ SPECS = (
         build=_build_process_group,
         kind="wrap",
         why="The backend string 'cpu:gloo,<device>:<backend>' names the CPU twice, which torch refuses.",
-        distribution="verl",
         sources=("e9ec517a0089c3c5e6917f28bdd2f55bf493b452aa70fd85c7c17bd12a3e485f",),
         when="cpu",
         removal="verl leaves the device part out when the device is the CPU",

@@ -179,7 +179,6 @@ SPECS = (
             "1d03d77672924d7562cac87b2f17345f6cb02b5d91d19392fcf8b5ee48646a82",  # 0.29.0, 0.30.0
             "b80c3c90597635ca183413e74dc37c80fd5e32c95e16602009a42c2f0eff73b8",  # 0.31.0 to 0.33.0
         ),
-        when="named",
         removal="no supported vLLM is older than 0.26 (see patches/vllm)",
         late_ok=True,
     ),
@@ -198,7 +197,6 @@ SPECS = (
             "11c914ce7f78b077301250a657e81a490fba0ed7b728331cd367323ccbddd3c3",  # 0.30.0
             "9a2d85dd2196f5f849f322fb7cbf7cb68118dc296e84d8254b35885655d1b7ab",  # 0.31.0 to 0.33.0
         ),
-        when="named",
         removal="vLLM refuses a head_dtype that it does not apply",
         late_ok=True,
     ),

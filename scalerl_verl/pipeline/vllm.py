@@ -122,7 +122,6 @@ SPECS = (
         "answers calls to its own methods only.",
         distribution="vllm",
         sources=(),
-        when="named",
         removal="vLLM reports token counts when it pauses, salts prefixes by weight version, and loads weights that "
         "were handed over before the pause",
         late_ok=True,

@@ -50,10 +50,10 @@ class PatchSpec:
     build: Callable[[Any, ModuleType], Any]
     kind: Literal["register", "override", "call", "wrap", "replace"]
     why: str
-    distribution: Distribution
     sources: tuple[str, ...]
-    when: When
     removal: str
+    distribution: Distribution = "verl"
+    when: When = "named"
     late_ok: bool = False
     call: str = ""
     attributes: tuple[str, ...] = ()
@@ -68,6 +68,21 @@ class PatchSpec:
 def keep_original(original: Any, module: ModuleType) -> Any:
     """``build`` of an ``override`` or a ``call``: upstream stays as it is."""
     return original
+
+
+def override(
+    name: str, module: str, target: str, source: str, why: str, removal: str, when: When = "named"
+) -> PatchSpec:
+    """What a subclass of ours overrides, or counts on, in verl; nothing is changed there, so it never comes too late.
+
+    Args:
+        name: without ``verl.``, which is put before it.
+        module, target, why, removal, when: as in `PatchSpec`.
+        source: SHA-256 of the target's source.
+    """
+    return PatchSpec(
+        f"verl.{name}", module, target, keep_original, "override", why, (source,), removal, when=when, late_ok=True
+    )
 
 
 def installed_version(distribution: str) -> str | None:

@@ -44,7 +44,6 @@ def _call(
         why=why,
         distribution=distribution,
         sources=sources,
-        when="named",
         removal=removal,
         late_ok=True,
         call=call,

@@ -15,7 +15,7 @@ from scalerl_verl.cpu.verl import HostMemoryEngine
 from scalerl_verl.errors import PatchError
 from scalerl_verl.names import SHARED_PASS
 from scalerl_verl.upstream.activation import is_cpu_platform
-from scalerl_verl.upstream.spec import PatchSpec, keep_original
+from scalerl_verl.upstream.spec import override
 
 _FSDP = ("fsdp", "fsdp2")
 _BACKENDS = (*_FSDP, "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel")
@@ -128,98 +128,82 @@ def _make_engine(engine: Any, backend: str) -> Any:
     return type(f"ScaleRL{engine.__name__}", (*mixins, engine), {})
 
 
-def _spec(name: str, module: str, target: str, why: str, source: str, removal: str) -> PatchSpec:
-    return PatchSpec(
-        name=f"verl.engine.{name}",
-        module=module,
-        target=target,
-        build=keep_original,
-        kind="override",
-        why=why,
-        distribution="verl",
-        sources=(source,),
-        when="named",
-        removal=removal,
-        late_ok=True,
-    )
-
-
 _NO_HEAD = "verl has an impl_backend with FP32 logits (see patches/verl)"
 _NO_MODE = "verl has a prompt-level aggregation mode (see patches/verl)"
 SPECS = (
-    _spec(
-        "config",
+    override(
+        "engine.config",
         "verl.workers.config.actor",
         "ActorConfig.__post_init__",
-        "The list of aggregation modes is local to this method: any other name than verl's is a ValueError.",
         "512487971933331a323044a1dec790326e6ffc8af98a14ca76c06950432385b9",
+        "The list of aggregation modes is local to this method: any other name than verl's is a ValueError.",
         _NO_MODE,
     ),
-    _spec(
-        "loss",
+    override(
+        "engine.loss",
         "verl.workers.utils.losses",
         "ppo_loss",
+        "d7a7f4ab82c8a092467633bb9951c45697f58f3abf4c47137a8bb80ee159bfa7",
         "Entropy and KL have no advantage to carry the weights of rows, every metric of a policy loss is declared a "
         "mean, and verl's losses multiply by the mask, which NaN at a masked token outlives.",
-        "d7a7f4ab82c8a092467633bb9951c45697f58f3abf4c47137a8bb80ee159bfa7",
         "verl weighs its terms, keeps declared aggregations and selects by the mask",
     ),
-    _spec(
-        "aggregation",
+    override(
+        "engine.aggregation",
         "verl.trainer.ppo.core_algos",
         "agg_loss",
-        "prompt-mean is one of its modes over weighted advantages; KL and entropy go through it with their weights.",
         "baa1eabb337dd663c9191186b7da54398d0f80460450c95f2162980dd147032e",
+        "prompt-mean is one of its modes over weighted advantages; KL and entropy go through it with their weights.",
         _NO_MODE,
     ),
-    _spec(
-        "distillation",
+    override(
+        "engine.distillation",
         "verl.trainer.distillation.losses",
         "distillation_ppo_loss",
-        "It calls verl's loss of the actor by name; ours has to be called in its place.",
         "3cb963abf6c840baab5810fcab7a1fa1a47f4240545d903dcf5762375bf804a0",
+        "It calls verl's loss of the actor by name; ours has to be called in its place.",
         "verl takes the policy loss of a distilled actor as an argument",
     ),
-    _spec(
-        "batch",
+    override(
+        "engine.batch",
         _FSDP_MODULE,
         "FSDPEngine.forward_backward_batch",
-        "The loss function that a worker was given comes to its engine here, whatever the engine.",
         "61bb6b9269129c24261530d7d8a56fe9f7d96acf3124a41c657610d21e4cbf28",
+        "The loss function that a worker was given comes to its engine here, whatever the engine.",
         "verl takes the loss of an actor from the config",
     ),
-    _spec(
-        "model",
+    override(
+        "engine.model",
         _FSDP_MODULE,
         "FSDPEngine._build_module",
+        "a8f042195bba20d7d61281d73f4e2eb30eea1343c0bb2f698638167a2691ff6b",
         "verl chooses among its fused heads by name and takes an unknown name for none; each rounds logits to bf16 "
         "or patches the model's class.",
-        "a8f042195bba20d7d61281d73f4e2eb30eea1343c0bb2f698638167a2691ff6b",
         _NO_HEAD,
     ),
-    _spec(
-        "adapters",
+    override(
+        "engine.adapters",
         _FSDP_MODULE,
         "FSDPEngine._build_fsdp_module",
-        "An adapter on the output layer bypasses the head. On a CPU, weights cannot be moved to pinned memory.",
         "924053b5bdcba34f697926662ebea6d37b5f018cce19d1bee60f8cbb6f0fcb36",
+        "An adapter on the output layer bypasses the head. On a CPU, weights cannot be moved to pinned memory.",
         _NO_HEAD,
     ),
-    _spec(
-        "check",
+    override(
+        "engine.check",
         _FSDP_MODULE,
         "FSDPEngine.initialize",
-        "Whether the head is active shows only in the model as the engine has built it: after LoRA, QAT and FSDP.",
         "523d499887d6a09ae277083c7ecf19abb1bd03ac5e183d6bba3f88fb45b6cf53",
+        "Whether the head is active shows only in the model as the engine has built it: after LoRA, QAT and FSDP.",
         _NO_HEAD,
     ),
-    _spec(
-        "token_loss",
+    override(
+        "engine.token_loss",
         _FSDP_MODULE,
         "FSDPEngineWithLMHead.forward_step",
+        "35ff7839ba6246689cc72e2a1fde548c11409e388ccc9eef63d1f5d40172d095",
         "The model's forward sees neither recorded log-probs nor advantages, which a head that shares its pass with "
         "backward needs.",
-        "35ff7839ba6246689cc72e2a1fde548c11409e388ccc9eef63d1f5d40172d095",
         "verl hands the loss to fused heads",
     ),
 )

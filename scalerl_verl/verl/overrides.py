@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from scalerl_verl.names import POLL_INTERVAL, SAMPLER_SECTION
-from scalerl_verl.upstream.spec import PatchSpec, When, keep_original
+from scalerl_verl.upstream.spec import override
 
 _BASE = "verl.trainer.ppo.v1.trainer_base"
 _SEPARATE = "verl.trainer.ppo.v1.trainer_separate_async"
@@ -20,26 +20,8 @@ _MODE = "verl has a mode in which generation goes on while weights are updated"
 _WORKERS = "verl takes the class of the workers from the config"
 
 
-def _override(
-    name: str, module: str, target: str, source: str, why: str, removal: str, when: When = "named"
-) -> PatchSpec:
-    return PatchSpec(
-        name=f"verl.{name}",
-        module=module,
-        target=target,
-        build=keep_original,
-        kind="override",
-        why=why,
-        distribution="verl",
-        sources=(source,),
-        when=when,
-        removal=removal,
-        late_ok=True,
-    )
-
-
 SPECS = (
-    _override(
+    override(
         "trainer.start",
         _BASE,
         "PPOTrainer.__init__",
@@ -48,7 +30,7 @@ SPECS = (
         "has to be the one that the user typed.",
         _CALLBACKS,
     ),
-    _override(
+    override(
         "trainer.replay_buffer",
         _BASE,
         "PPOTrainer._build_replay_buffer",
@@ -57,7 +39,7 @@ SPECS = (
         "does not read, sets it. pipeline_rl has a buffer of its own.",
         "verl has a key for the interval of polling",
     ),
-    _override(
+    override(
         "trainer.poll_interval",
         _BUFFER,
         "ReplayBuffer.__init__",
@@ -65,7 +47,7 @@ SPECS = (
         "Its attribute poll_interval is set afterwards; the buffer of pipeline_rl derives from it.",
         "verl has a key for the interval of polling",
     ),
-    _override(
+    override(
         "trainer.init",
         _BASE,
         "PPOTrainer.init",
@@ -73,7 +55,7 @@ SPECS = (
         "An FP32 head on one side only makes a larger mismatch than none: both are compared as soon as both stand.",
         _HEADS,
     ),
-    _override(
+    override(
         "trainer.sampler",
         _BASE,
         "PPOTrainer._init_dataloader",
@@ -81,7 +63,7 @@ SPECS = (
         "verl 0.9 chooses between a random and a sequential sampler and has no key for another one.",
         f"verl takes a sampler class from {SAMPLER_SECTION} and feeds it the results of each step",
     ),
-    _override(
+    override(
         "trainer.load",
         _BASE,
         "PPOTrainer._load_checkpoint",
@@ -90,7 +72,7 @@ SPECS = (
         "no hook on load.",
         _CALLBACKS,
     ),
-    _override(
+    override(
         "trainer.step",
         _BASE,
         "PPOTrainer.step",
@@ -99,7 +81,7 @@ SPECS = (
         "the checkpoint, or a run that is killed in between never logged it.",
         _CALLBACKS,
     ),
-    _override(
+    override(
         "trainer.whole_prompts",
         _BASE,
         "PPOTrainer._balance_batch",
@@ -108,7 +90,7 @@ SPECS = (
         "an optimizer step sees parts of prompts, so that none is an average over prompts.",
         "verl keeps the rows of a prompt in one mini-batch",
     ),
-    _override(
+    override(
         "trainer.first_batch",
         _BASE,
         "PPOTrainer._compute_old_log_prob",
@@ -117,7 +99,7 @@ SPECS = (
         "pipeline_rl looks at the age of its tokens here.",
         _HEADS,
     ),
-    _override(
+    override(
         "trainer.advantages",
         _BASE,
         "PPOTrainer._compute_advantage",
@@ -125,7 +107,7 @@ SPECS = (
         "An advantage estimator sees neither the actor's aggregation mode nor the metrics of the step.",
         "verl passes the whole config and a metrics dict to advantage estimators",
     ),
-    _override(
+    override(
         "trainer.skip_empty",
         _BASE,
         "PPOTrainer._update_actor",
@@ -134,7 +116,7 @@ SPECS = (
         "over the optimizer steps of a batch come out as averages.",
         "verl skips the actor update when no sequence trains",
     ),
-    _override(
+    override(
         "trainer.save",
         _BASE,
         "PPOTrainer._save_checkpoint",
@@ -143,7 +125,7 @@ SPECS = (
         "callback comes after that, and is the user's.",
         _CALLBACKS,
     ),
-    _override(
+    override(
         "trainer.validate",
         _BASE,
         "PPOTrainer._validate",
@@ -152,7 +134,7 @@ SPECS = (
         "and with the lengths of its responses, whose records verl deletes.",
         _CALLBACKS,
     ),
-    _override(
+    override(
         "trainer.samples",
         _BASE,
         "PPOTrainer._val_metrics_update",
@@ -160,7 +142,7 @@ SPECS = (
         "The standard error of a pass rate needs the single generations, which verl reduces to means.",
         _CALLBACKS,
     ),
-    _override(
+    override(
         "trainer.log",
         _BASE,
         "PPOTrainer._compute_metrics",
@@ -168,7 +150,7 @@ SPECS = (
         "verl has no plugin hook on the metrics of a step; trackers get what is in them.",
         _CALLBACKS,
     ),
-    _override(
+    override(
         "separate_async.copies",
         "verl.experimental.separation.engine_workers",
         "DetachActorWorker.copy_handler",
@@ -178,7 +160,7 @@ SPECS = (
         "verl copies instead of calling .cpu()",
         when="cpu",
     ),
-    _override(
+    override(
         "separate_async.start",
         _SEPARATE,
         "PPOTrainerSeparateAsync.__init__",
@@ -186,7 +168,7 @@ SPECS = (
         "It reads its section of the config before verl's base class reads the trainer mode.",
         _CALLBACKS,
     ),
-    _override(
+    override(
         "separate_async.workers",
         _SEPARATE,
         "PPOTrainerSeparateAsync._init_resource_pool_mgr",
@@ -194,7 +176,7 @@ SPECS = (
         "It names the worker that keeps weights in host memory, which on a CPU has to be another one.",
         "verl copies instead of calling .cpu()",
     ),
-    _override(
+    override(
         "separate_async.old_policy",
         _SEPARATE,
         "PPOTrainerSeparateAsync._compute_old_log_prob",
@@ -202,7 +184,7 @@ SPECS = (
         "The first batch is compared with the generator's log-probs after it, under the weights that train.",
         _HEADS,
     ),
-    _override(
+    override(
         "separate_async.setup",
         _SEPARATE,
         "PPOTrainerSeparateAsync._setup",
@@ -210,7 +192,7 @@ SPECS = (
         "It calls logger.info(..., flush=True) when hybrid_engine=False: a TypeError as soon as INFO is enabled.",
         "verl drops flush=True from that call",
     ),
-    _override(
+    override(
         "pipeline.workers",
         _BASE,
         "PPOTrainer._init_resource_pool_mgr",
@@ -218,7 +200,7 @@ SPECS = (
         "The trainer's workers stage their weights for generators that go on.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.setup",
         _BASE,
         "PPOTrainer._setup",
@@ -226,7 +208,7 @@ SPECS = (
         "Generators of pipeline_rl are servers of ours, with a weight update that does not stop them.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.client",
         _BASE,
         "PPOTrainer.get_llm_client",
@@ -234,7 +216,7 @@ SPECS = (
         "The agent loops' client of pipeline_rl takes up requests that an update or a lost generator broke off.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.servers",
         _BASE,
         "PPOTrainer._rollout_server_managers",
@@ -242,7 +224,7 @@ SPECS = (
         "Generators of pipeline_rl are servers of ours, which verl profiles as its own.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.gpus",
         _BASE,
         "PPOTrainer._get_n_gpus_for_throughput",
@@ -250,7 +232,7 @@ SPECS = (
         "verl divides throughput by the GPUs that train; those that generate count, too.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.reissue",
         _BASE,
         "PPOTrainer._reissue_inflight_prompts",
@@ -258,7 +240,7 @@ SPECS = (
         "After resuming, the admission rule says how many prompts start at once.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.submit",
         _BASE,
         "PPOTrainer._submit_batch_to_rollout",
@@ -266,7 +248,7 @@ SPECS = (
         "The buffer of pipeline_rl has to know how many responses each prompt asks for.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.prepare",
         _BASE,
         "PPOTrainer.prepare_step",
@@ -274,7 +256,7 @@ SPECS = (
         "The admission rule starts prompts, not one batch a step.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.sample",
         _BUFFER,
         "ReplayBufferAsync.sample",
@@ -283,7 +265,7 @@ SPECS = (
         "responses are looked at when they are sampled, before verl deletes them.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.balancer",
         _ROUTER,
         "GlobalRequestLoadBalancer.__init__",
@@ -291,7 +273,7 @@ SPECS = (
         "The pipeline's load balancer begins here, with counts of its own.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.choice",
         _ROUTER,
         "GlobalRequestLoadBalancer.acquire_server",
@@ -299,7 +281,7 @@ SPECS = (
         "Servers that are out of reach are hidden from verl's choice, which is by the requests that each has.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.removal",
         _ROUTER,
         "GlobalRequestLoadBalancer.remove_servers",
@@ -307,7 +289,7 @@ SPECS = (
         "A server that is removed begins without strikes if it comes back.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.client_init",
         _SERVERS,
         "LLMServerClient.__init__",
@@ -315,7 +297,7 @@ SPECS = (
         "The pipeline's client begins here, with a memory of who was out of reach.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.request",
         _SERVERS,
         "LLMServerClient.generate",
@@ -323,7 +305,7 @@ SPECS = (
         "A request of the pipeline has a limit in time and several attempts; verl's waits for ever for a hung engine.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.updater",
         _CHECKPOINT,
         "CheckpointEngineManager.__init__",
@@ -331,7 +313,7 @@ SPECS = (
         "The pipeline's updater of weights begins here.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.update",
         _CHECKPOINT,
         "CheckpointEngineManager.update_weights",
@@ -339,7 +321,7 @@ SPECS = (
         "verl's update aborts every request, and a generator that dies in it ends the run.",
         _MODE,
     ),
-    _override(
+    override(
         "pipeline.send",
         "verl.workers.engine_workers",
         "ActorRolloutRefWorker.update_weights",
@@ -347,7 +329,7 @@ SPECS = (
         "verl sends weights as they are stored, which is FP32 unless asked otherwise: twice the bytes.",
         _MODE,
     ),
-    _override(
+    override(
         "off_policy.step",
         _BASE,
         "PPOTrainer._step_once",
@@ -355,7 +337,7 @@ SPECS = (
         "Each step of ppo_off_policy reports its optimizer steps.",
         "verl has a mode with several optimizer steps on one batch that counts them",
     ),
-    _override(
+    override(
         "agent_loop.context",
         _LOOP,
         "AgentLoopWorker._run_agent_loop",
@@ -366,7 +348,7 @@ SPECS = (
         "verl passes the trajectory's `validate` and the generation config to agent loops, and tags failed prompts "
         "with their error",
     ),
-    _override(
+    override(
         "agent_loop.score",
         _LOOP,
         "AgentLoopWorker._compute_score",
@@ -375,7 +357,7 @@ SPECS = (
         "can be tried again, or given up, as one whose reward function raises.",
         "verl fails a prompt whose reward is not finite",
     ),
-    _override(
+    override(
         "agent_loop.manager",
         _LOOP,
         "AgentLoopManager.__init__",
@@ -383,7 +365,7 @@ SPECS = (
         "It gets the run's config before its workers do, with the class that the user typed put back.",
         _WORKERS,
     ),
-    _override(
+    override(
         "agent_loop.manager_tq",
         _LOOP_TQ,
         "AgentLoopManagerTQ.__init__",
@@ -391,7 +373,7 @@ SPECS = (
         "It names the class that its workers are made of.",
         _WORKERS,
     ),
-    _override(
+    override(
         "agent_loop.workers",
         _LOOP,
         "AgentLoopManager._init_agent_loop_workers",

@@ -30,7 +30,6 @@ SPECS = (
         kind="wrap",
         why="verl has no plugin hook between composing the config and starting Ray: contradictions would show up "
         "minutes later in a worker, or never. A run that names nothing of ours passes through unchanged.",
-        distribution="verl",
         sources=("9e2d82e4b51e7099f5c295c96ba1d117c7255965a1ed14e8bc25f289f56f2028",),
         when="always",
         removal="verl offers a config-validation hook to plugins",

@@ -30,9 +30,7 @@ SPECS = (
         kind="wrap",
         why="Group-wise weights are exact only where whole groups are visible: on the driver, after the estimator. "
         "Sessions and rewards are only there before it.",
-        distribution="verl",
         sources=("46c7a2240d72f694b8e836a74943a7b7c340ea5bd16e579b578fbf1b4802b0fe",),
-        when="named",
         removal="verl has a prompt-level aggregation mode (see patches/verl)",
     ),
 )
