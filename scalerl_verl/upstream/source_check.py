@@ -50,10 +50,11 @@ def check_sources(specs: Iterable[PatchSpec]) -> None:
 
 def _due(specs: Iterable[PatchSpec]) -> list[PatchSpec]:
     """Patches of a run that uses our names; vLLM's only where vLLM is installed."""
+    has_vllm = installed_version("vllm") is not None
     return [
         spec
         for spec in specs
-        if (spec.when != "cpu" or is_cpu_platform()) and (spec.distribution == "verl" or installed_version("vllm"))
+        if (spec.when != "cpu" or is_cpu_platform()) and (spec.distribution == "verl" or has_vllm)
     ]
 
 

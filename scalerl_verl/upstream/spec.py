@@ -113,7 +113,7 @@ def source_problem(spec: PatchSpec, source: str) -> str | None:
         return f"the source of {symbol} changed"
     if spec.call and not takes_call(source, spec.call):
         return f"{symbol} cannot be called any more as `{spec.call}`"
-    if missing := missing_attributes(source, spec.attributes):
+    if spec.attributes and (missing := missing_attributes(source, spec.attributes)):
         return f"{symbol} has no {', '.join(missing)}"
     return None
 
