@@ -10,6 +10,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from scalerl_verl.generator.server import take_old_pause
 from scalerl_verl.pipeline.server import PipelineHttpServer, _Clock
 from scalerl_verl.pipeline.versions import VersionLog
 
@@ -48,6 +49,8 @@ def furnish(
         _furnish_pipeline(server)
     server.engine = engine
     server._add_request, engine.add_request = engine.add_request, server._enter
+    if hasattr(engine, "pause_generation"):  # no stub
+        engine.pause_generation = take_old_pause(engine.pause_generation)
 
 
 def _furnish_pipeline(server: Any) -> None:
