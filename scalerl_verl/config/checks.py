@@ -122,7 +122,7 @@ def _estimator(config: DictConfig) -> Iterator[str]:
     if select(config, "algorithm.use_kl_in_reward", False):
         yield "algorithm.use_kl_in_reward=True changes the rewards that zero-variance filtering compares: set it False"
     rejection, loss = f"{names.CORRECTION}.rollout_rs", loss_mode(config)
-    acts = (not is_bypassed(config) or loss == "bypass_mode") and loss != names.CISPO
+    acts = (not is_bypassed(config) or loss == "bypass_mode") and loss not in names.LOSSES
     if acts and select(config, rejection) is not None:
         yield (
             f"{rejection} masks tokens after the trainer has counted them, so {ADV_ESTIMATOR}={ESTIMATOR} would "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start-up checks of the importance ratio: the loss ``scalerl_cispo``, and log-probs that must be of one distribution.
+"""Start-up checks of the importance ratio: losses of ours, and log-probs that must be of one distribution.
 
-The log-probs recorded at sampling are compared with the trainer's by our loss, by every loss of verl's under
+The log-probs recorded at sampling are compared with the trainer's by our losses, by every loss of verl's under
 ``bypass_mode`` and by the checks of the FP32 head.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import fields
 from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl.head.settings import trainer_backend
+from scalerl_verl.loss.policy_loss import find_loss
 from scalerl_verl.loss.settings import PolicyLossSettings
-from scalerl_verl.names import BYPASS_MODE, CISPO, CORRECTION, FSDP, LOSS_MODE, LOSS_SECTION, ROLLOUT, VLLM, select
+from scalerl_verl.names import BYPASS_MODE, CORRECTION, FSDP, LOSS_MODE, LOSS_SECTION, LOSSES, ROLLOUT, VLLM, select
 from scalerl_verl.names.asking import LOSS_KEYS, is_bypassed, loss_mode, near_misses
 from scalerl_verl.names.numbers import number
 from scalerl_verl.names.reading import unknown_keys
@@ -23,11 +24,11 @@ from scalerl_verl.names.rules import refusals, under
 _FP16 = ("float16", "half", "fp16")
 
 
-def _uses_cispo(config: DictConfig) -> bool:
-    return loss_mode(config) == CISPO
+def _uses_loss_of_ours(config: DictConfig) -> bool:
+    return loss_mode(config) in LOSSES
 
 
-def _cispo(config: DictConfig) -> Iterator[str]:
+def _loss_of_ours(config: DictConfig) -> Iterator[str]:
     from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
 
     section = OmegaConf.select(config, LOSS_SECTION)
@@ -39,26 +40,30 @@ def _cispo(config: DictConfig) -> Iterator[str]:
     if not is_bypassed(config):
         yield (
             f"{BYPASS_MODE}=False recomputes old_log_probs under the weights that are about to be trained: the "
-            f"importance ratio of {CISPO} would be 1 and its truncation would never act; set {BYPASS_MODE}=True, which "
-            "keeps the log-probs recorded at sampling"
+            f"importance ratio of {loss_mode(config)} would be 1 and its truncation would never act; set "
+            f"{BYPASS_MODE}=True, which keeps the log-probs recorded at sampling"
         )
     given = dict([_engine_setting(config, "dtype", "")])
     given |= {path: str(select(config, path, "")) for path in (f"{FSDP}.dtype", f"{FSDP}.mixed_precision.param_dtype")}
     for path, dtype in given.items():
         if dtype.lower() in _FP16:
-            yield f"{path}={dtype}: {CISPO} refuses log-probs in FP16; use bfloat16 or float32"
+            yield f"{path}={dtype}: {loss_mode(config)} refuses log-probs in FP16; use bfloat16 or float32"
 
 
 def _keys_of_another_loss(config: DictConfig) -> Iterator[str]:
-    """verl's own class of the section takes none of our keys, null or not."""
+    """verl's own class of the section takes none of our keys, null or not; a loss of ours those that it lists."""
     if LOSS_MODE in near_misses(config):
         return  # a misspelt name of our loss, whose keys these are
+    loss, readers = loss_mode(config), {name: find_loss(name).options for name in LOSSES}
     for key in OmegaConf.select(config, LOSS_SECTION) or ():
-        if str(key).startswith(LOSS_KEYS):
+        reading = [name for name, options in readers.items() if str(key) in options]
+        is_ours = bool(reading) or (loss not in LOSSES and str(key).startswith(LOSS_KEYS))
+        if is_ours and loss not in reading:
+            others = " or ".join(reading or readers)
             yield (
-                f"{LOSS_SECTION}.{key} is read by {CISPO} only, but loss_mode={loss_mode(config)}: delete it "
-                f"(~{LOSS_SECTION}.{key}) or use {CISPO} (of presets that set the loss, the last one wins: cispo after "
-                "a baseline)"
+                f"{LOSS_SECTION}.{key} is read by {others} only, but loss_mode={loss}: delete it "
+                f"(~{LOSS_SECTION}.{key}) or use {others} (of presets that set the loss, the last one wins: cispo "
+                "after a baseline)"
             )
 
 
@@ -68,8 +73,8 @@ def _correction(config: DictConfig) -> Iterator[str]:
     for key in ("rollout_is", "rollout_rs"):
         path = f"{CORRECTION}.{key}"
         value = select(config, path)
-        if value is not None and loss == CISPO:
-            yield f"{path} corrects the mismatch that {CISPO} already truncates: set it to null"
+        if value is not None and loss in LOSSES:
+            yield f"{path} corrects the mismatch that {loss} already corrects: set it to null"
         elif value is not None and is_bypassed(config) and loss != "bypass_mode":
             yield (
                 f"{path}={value} has no effect with {BYPASS_MODE}=True and loss_mode={loss}, whose ratio is to the "
@@ -86,8 +91,8 @@ def _engine_setting(config: DictConfig, key: str, default: str) -> tuple[str, st
 
 def _use_of_recorded(config: DictConfig) -> str | None:
     """What the log-probs recorded at sampling are used for; None if for nothing that must be exact."""
-    if _uses_cispo(config):
-        return f"they are the denominator of the importance ratio of {CISPO}"
+    if _uses_loss_of_ours(config):
+        return f"they are the denominator of the importance ratio of {loss_mode(config)}"
     if is_bypassed(config):
         return f"they are the denominator of the importance ratio under {BYPASS_MODE}=True"
     if trainer_backend(config) is not None:
@@ -119,8 +124,8 @@ def _sampling(config: DictConfig) -> Iterator[str]:
 
 
 RULES = (
-    under(_uses_cispo, _cispo),
-    under(lambda config: not _uses_cispo(config), _keys_of_another_loss),
+    under(_uses_loss_of_ours, _loss_of_ours),
+    _keys_of_another_loss,
     _correction,
     under(_use_of_recorded, _sampling),
 )

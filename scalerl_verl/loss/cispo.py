@@ -33,6 +33,7 @@ from collections.abc import Sequence
 import torch
 
 from scalerl_verl.loss.mismatch import MAX_LOG_RATIO, NEUTRAL_MISMATCH, effective_fraction, mismatch_values
+from scalerl_verl.loss.policy_loss import PolicyLoss
 from scalerl_verl.loss.ratios import (
     check_options,
     loss_dtype,
@@ -197,6 +198,9 @@ def cispo_metrics(
     for name, value in zip(values, torch.stack(list(values.values())).tolist(), strict=True):
         metrics[name] = (value, _NEUTRAL_METRICS[name][1])
     return metrics
+
+
+LOSS = PolicyLoss(cispo_token_loss, cispo_metrics, ("eps_max", "token_mask_range", "sequence_truncation"))
 
 
 def _fraction(hit_N: torch.Tensor, among_N: torch.Tensor) -> torch.Tensor:

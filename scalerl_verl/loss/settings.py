@@ -15,7 +15,7 @@ _DEFAULT = defaults(LOSS_SECTION)
 
 @dataclass(frozen=True)
 class PolicyLossSettings:
-    """Our keys of ``actor_rollout_ref.actor.policy_loss``: read by the loss ``scalerl_cispo``.
+    """Our keys of ``actor_rollout_ref.actor.policy_loss``: read by the losses that list them among their options.
 
     Args:
         eps_max: absolute cap of the importance ratio (5 means 5, not 1 + 5), 1 or more.

@@ -31,6 +31,8 @@ ACTOR_CLASSES = ("FSDPActorConfig", "McoreActorConfig", "VeOmniActorConfig", "To
 """verl's own, of which we have one each that takes our aggregation mode."""
 LOSS_SECTION = f"{ACTOR}.policy_loss"
 LOSS_MODE, CISPO = f"{LOSS_SECTION}.loss_mode", "scalerl_cispo"
+LOSSES = {CISPO: "cispo"}
+"""Policy loss of ours -> its module in `scalerl_verl.loss`."""
 SEQUENCE_TRUNCATION = f"{LOSS_SECTION}.sequence_truncation"
 PRODUCT, GEOMETRIC_MEAN = "product", "geometric_mean"
 LOSS_AGG_MODE, PROMPT_MEAN = f"{ACTOR}.loss_agg_mode", "prompt-mean"
@@ -81,7 +83,7 @@ HEAD_DTYPE, GENERATOR_DTYPE = f"{HF_OVERRIDES}.head_dtype", "float32"
 FUSED_KERNELS = f"{MODEL}.use_fused_kernels"
 
 VALUES: dict[str, frozenset[str]] = {
-    LOSS_MODE: frozenset({CISPO}),
+    LOSS_MODE: frozenset(LOSSES),
     LOSS_AGG_MODE: frozenset({PROMPT_MEAN}),
     ADV_ESTIMATOR: frozenset({ESTIMATOR}),
     SAMPLER_CLASS_PATH: frozenset({SAMPLER_CLASS}),

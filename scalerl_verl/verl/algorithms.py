@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our policy loss and advantage estimator in verl's registries."""
+"""Our policy losses and advantage estimator in verl's registries."""
 
 from __future__ import annotations
 
-import dataclasses
 from types import ModuleType
 from typing import Any
 
@@ -16,23 +15,25 @@ from scalerl_verl.advantage.step import current_step
 from scalerl_verl.config.settings import AlgorithmSettings
 from scalerl_verl.errors import PatchError
 from scalerl_verl.head.vllm_probe import HEAD_FACT
-from scalerl_verl.loss import aggregate_loss, cispo_metrics, cispo_token_loss, mismatch_metrics, token_means
+from scalerl_verl.loss import aggregate_loss, mismatch_metrics, token_means
+from scalerl_verl.loss.policy_loss import find_loss
 from scalerl_verl.loss.settings import PolicyLossSettings
-from scalerl_verl.names import ALGORITHM_KEY, CISPO, CORRECTION, ESTIMATOR, KEEP, PROMPT_MEAN
+from scalerl_verl.names import ALGORITHM_KEY, CORRECTION, ESTIMATOR, KEEP, LOSSES, PROMPT_MEAN
 from scalerl_verl.upstream import status
 from scalerl_verl.upstream.registry import require_active, require_checked_run
 
 
 def register(core_algos: ModuleType) -> None:
-    """Register both names.
+    """Register all names.
 
     Raises:
         ValueError: another plugin registered one of them (verl would overwrite a policy loss without a word).
     """
-    other = core_algos.POLICY_LOSS_REGISTRY.get(CISPO)
-    if other is not None and other is not policy_loss:
-        raise ValueError(f"another plugin registered the policy loss {CISPO!r} ({other.__module__}): remove one")
-    core_algos.register_policy_loss(CISPO)(policy_loss)
+    for name in LOSSES:
+        other = core_algos.POLICY_LOSS_REGISTRY.get(name)
+        if other is not None and other is not policy_loss:
+            raise ValueError(f"another plugin registered the policy loss {name!r} ({other.__module__}): remove one")
+        core_algos.register_policy_loss(name)(policy_loss)
     core_algos.register_adv_est(ESTIMATOR)(estimate_advantages)
 
 
@@ -45,7 +46,7 @@ def policy_loss(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """CISPO, with the options of `PolicyLossSettings`, on one micro-batch (arXiv 2510.13786, Eq. 4).
+    """The loss of ours that the config names, on one micro-batch.
 
     Args:
         old_log_prob: log-probs recorded when each token was sampled (the start-up check makes sure that verl copies
@@ -66,10 +67,11 @@ def policy_loss(
         PatchError: the start-up check has not passed in this run (another entry point than main_ppo), or the mode is
             ``prompt-mean``: the engine of this process is not ours.
     """
-    require_checked_run(f"loss_mode={CISPO}")
+    name = config.policy_loss["loss_mode"]
+    require_checked_run(f"loss_mode={name}")
     if rollout_is_weights is not None:
         raise ValueError(
-            f"loss_mode={CISPO} already truncates the ratio to the sampling-time log-probs: set "
+            f"loss_mode={name} already corrects the ratio to the sampling-time log-probs: set "
             f"{CORRECTION}.rollout_is=null"
         )
     if loss_agg_mode == PROMPT_MEAN:
@@ -78,10 +80,11 @@ def policy_loss(
             "doctor') takes it for one of verl's modes over weighted rows. Launch through python -m "
             "verl.trainer.main_ppo."
         )
-    options = dataclasses.asdict(PolicyLossSettings.from_config(config.policy_loss))
-    loss_BT = cispo_token_loss(log_prob, old_log_prob, advantages, response_mask, **options)
+    ours, settings = find_loss(name), PolicyLossSettings.from_config(config.policy_loss)
+    options = {option: getattr(settings, option) for option in ours.options}
+    loss_BT = ours.token_loss(log_prob, old_log_prob, advantages, response_mask, **options)
     loss = aggregate_loss(loss_BT, response_mask, loss_agg_mode, **config.global_batch_info)
-    measured = cispo_metrics(log_prob, old_log_prob, advantages, response_mask, **options)
+    measured = ours.metrics(log_prob, old_log_prob, advantages, response_mask, **options)
     # verl averages sums over data-parallel ranks.
     dp_size = config.global_batch_info.get("dp_size", 1)
     measured = {name: (value * dp_size if how == "sum" else value, how) for name, (value, how) in measured.items()}
@@ -117,7 +120,10 @@ def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[st
 def metric_aggregations() -> dict[str, str]:
     """Name of each metric of `policy_loss` -> how micro-batches and ranks combine it."""
     nothing = torch.zeros(1, 1)
-    return token_means.aggregations(cispo_metrics(nothing, nothing, nothing, nothing.bool()))
+    measured: dict[str, tuple[float, str]] = {}
+    for name in LOSSES:
+        measured |= find_loss(name).metrics(nothing, nothing, nothing, nothing.bool())
+    return token_means.aggregations(measured)
 
 
 def estimate_advantages(

@@ -376,7 +376,10 @@ def test_means_over_tokens_do_not_depend_on_the_split(queue: None, split: str, n
     mask_BT = torch.arange(9)[None, :] < torch.tensor([1, 9, 2, 1, 5, 1, 3, 8, 0, 0])[:, None]
     logp_BT, recorded_BT = (-3 * torch.rand(10, 9, generator=generator) for _ in range(2))
     signs_BT = torch.tensor([1.0, -1.0] * 5)[:, None].expand(10, 9)
-    config = SimpleNamespace(policy_loss={"eps_max": 2.0}, global_batch_info={"dp_size": 1, "batch_num_tokens": 30})
+    config = SimpleNamespace(
+        policy_loss={"loss_mode": "scalerl_cispo", "eps_max": 2.0},
+        global_batch_info={"dp_size": 1, "batch_num_tokens": 30},
+    )
     found: dict[str, Any] = {"mfu": [0.5]}
     ranks = []
     for micro_batches in SPLITS[split]:

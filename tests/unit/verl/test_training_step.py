@@ -322,7 +322,9 @@ def test_entropy_metric_of_verl_s_trainer_is_a_token_mean_under_prompt_mean() ->
 
 
 def test_cap_that_is_no_positive_number_is_refused() -> None:
-    config = StubActorConfig(policy_loss={"eps_max": -1}, global_batch_info={"dp_size": 1})
+    config = StubActorConfig(
+        policy_loss={"loss_mode": "scalerl_cispo", "eps_max": -1}, global_batch_info={"dp_size": 1}
+    )
     with pytest.raises(ValueError, match=r"actor_rollout_ref\.actor\.policy_loss\.eps_max=-1"):
         policy_loss(**loss_arguments(config=config))
 
