@@ -216,6 +216,7 @@ def _loss_of_verl(name: str, scale: float, mode: str) -> float:
     mask = torch.arange(6)[None, :] < torch.tensor([6, 3, 5, 2])[:, None]
     config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1)
     config.global_batch_info.update(dp_size=1, batch_num_tokens=16, global_batch_size=4)
+    object.__setattr__(config.policy_loss, "loss_mode", name)
     object.__setattr__(config.policy_loss, "dro_beta", 0.5)
     object.__setattr__(config.policy_loss, "clip_cov_ratio", 0.5)
     object.__setattr__(config.policy_loss, "kl_cov_ratio", 0.5)
