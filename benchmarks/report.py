@@ -26,7 +26,7 @@ from benchmarks.frontend.table import frontend_table
 from benchmarks.head import tables as head
 from benchmarks.pipeline import tables as pipeline
 from benchmarks.quickstart.table import quickstart_table
-from benchmarks.reference import baselines, commands, keys, patches
+from benchmarks.reference import baselines, commands, keys, patches, works_with
 from benchmarks.rows import REPO
 from benchmarks.step.table import short_table, step_table
 
@@ -44,7 +44,11 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "frontend": frontend_table,
         "step": step_table,
     },
-    "docs/symbols.md": {"symbols-summary": keys.symbols_summary, "symbols": keys.symbols_table},
+    "docs/symbols.md": {
+        "symbols-summary": keys.symbols_summary,
+        "works-with": works_with.works_with_table,
+        "symbols": keys.symbols_table,
+    },
     "docs/reference.md": {
         "our-keys": keys.keys_table,
         "presets": keys.presets_table,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.markdown import table
+from benchmarks.reference import works_with
 from benchmarks.rows import REPO
 
 PATCHES = REPO / "patches"
@@ -64,6 +65,22 @@ def read_patch(path: Path) -> Patch:
     )
 
 
+def applies_elsewhere(patch: Patch) -> str:
+    """Whether a diff applies to the newest sources it was tried on beside its base, and what they are."""
+    upstream, _, base = patch.base.partition(" ")
+    tried = [row for row in works_with.read_kind("patch") if row["patch"] == patch.name]
+    others = [row for row in tried if row["version"] != base]
+    if not others:
+        return "not tried"
+    row = max(others, key=lambda row: row["dated"])
+    based = [other["dated"] for other in tried if other["version"] == base and other["distribution"] == upstream]
+    test = {"passed": ", its test passes", "failed": ", its test fails"}.get(row["test"], "")
+    older = f", older than {base}" if any(row["dated"] < dated for dated in based) else ""
+    verdict = f"yes{test}" if row["applies"] else "no"
+    name = "main" if row["version"] == "main" else works_with.name_of(row)
+    return f"{verdict} ({name} of {row['dated']}{older})"
+
+
 def patch_table() -> str:
     """One line a diff."""
     lines = []
@@ -72,5 +89,16 @@ def patch_table() -> str:
         tests = ", ".join(f"`{name}`" for name in patch.tests)
         what = re.sub(r"^\[.*?\] ?(\w+: )?", "", patch.subject)
         size = (len(patch.changed), f"+{added} -{removed}")
-        lines.append((f"`{patch.name}`", patch.base, what, *size, tests, patch.status))
-    return table(("patch", "upstream", "what", "files", "lines", "its own test", "status"), lines)
+        elsewhere = applies_elsewhere(patch)
+        lines.append((f"`{patch.name}`", patch.base, what, *size, tests, elsewhere, patch.status))
+    heads = (
+        "patch",
+        "upstream",
+        "what",
+        "files",
+        "lines",
+        "its own test",
+        "applies to main, or the newest release",
+        "status",
+    )
+    return table(heads, lines)

