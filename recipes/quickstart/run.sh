@@ -7,7 +7,7 @@ usage() {
 usage: bash recipes/quickstart/run.sh [options] [-- overrides of verl's main_ppo]
 
 Trains a tiny thinking model with ScaleRL through verl, vLLM and Ray on this machine's CPU: about 9 minutes the
-first time (installation, warm start, training), 7 after that; 12 GB of memory; Linux x86_64, Python 3.11.
+first time (installation, warm start, training), 7 after that; 12 GB of memory; Linux x86_64 or aarch64.
 The result is in outputs/quickstart/: summary.json and learning_curve.png.
 
   --fresh       start anew; without it an interrupted run is resumed and a finished one is run again
@@ -47,13 +47,9 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-case $(uname -s)-$(uname -m) in
-  Linux-x86_64) ;;
-  *) echo "error: the pinned CPU stack exists for Linux x86_64 only, this is $(uname -s) $(uname -m)" >&2; exit 1 ;;
-esac
-
 # shellcheck source=recipes/quickstart/env.sh
 source "$repo/recipes/quickstart/env.sh"
+check_platform "$repo" recipes/quickstart/run.sh
 ensure_env "$repo"
 python=${SCALERL_VENV:-$repo/.venv}/bin/python
 data=$repo/outputs/quickstart-data/seed$seed

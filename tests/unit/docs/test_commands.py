@@ -193,7 +193,7 @@ def test_quickstart_takes_the_options_of_the_pages(tmp_path: Path, monkeypatch: 
     folder.mkdir(parents=True)
     python.parent.mkdir(parents=True)
     shutil.copy(REPO / "recipes" / "quickstart" / "run.sh", folder)
-    (folder / "env.sh").write_text("ensure_env() { :; }\n")
+    (folder / "env.sh").write_text("check_platform() { :; }\nensure_env() { :; }\n")
     python.write_text(STUB_PYTHON)
     python.chmod(0o755)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")

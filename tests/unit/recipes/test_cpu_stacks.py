@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[3]
-FILES = ("env.sh", "requirements-cpu.txt", "requirements-cpu-0.28.txt", "requirements-cpu-0.32.txt")
+SHELL = ("env.sh", "interpreter.sh", "installer.sh")
+FILES = (*SHELL, "requirements-cpu.txt", "requirements-cpu-0.28.txt", "requirements-cpu-0.32.txt")
 SCRIPT = """
 set -euo pipefail
 source recipes/quickstart/env.sh
