@@ -20,7 +20,7 @@ from scalerl_verl.advantage.rows import count_tokens, sum_rows
 from scalerl_verl.advantage.shaping_step import read_extra_fields, shape_batch
 from scalerl_verl.engine_context import engine_context, read_hf_config
 from scalerl_verl.loss.terms import active_terms
-from scalerl_verl.names import CISPO, ESTIMATOR, PROMPT_MEAN
+from scalerl_verl.names import ESTIMATOR, LOSSES, PROMPT_MEAN
 
 
 @dataclass
@@ -192,7 +192,7 @@ def uses_groups(config: Any) -> bool:
 
 def uses_names(config: Any) -> bool:
     """Whether a composed config names our estimator, prompt average or policy loss."""
-    return uses_groups(config) or bool(config.actor_rollout_ref.actor.policy_loss.loss_mode == CISPO)
+    return uses_groups(config) or bool(config.actor_rollout_ref.actor.policy_loss.loss_mode in LOSSES)
 
 
 @contextlib.contextmanager

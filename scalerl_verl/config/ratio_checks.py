@@ -17,6 +17,7 @@ from scalerl_verl.loss.policy_loss import find_loss
 from scalerl_verl.loss.settings import PolicyLossSettings
 from scalerl_verl.names import BYPASS_MODE, CORRECTION, FSDP, LOSS_MODE, LOSS_SECTION, LOSSES, ROLLOUT, VLLM, select
 from scalerl_verl.names.asking import LOSS_KEYS, is_bypassed, loss_mode, near_misses
+from scalerl_verl.names.keys import KEYS
 from scalerl_verl.names.numbers import number
 from scalerl_verl.names.reading import unknown_keys
 from scalerl_verl.names.rules import refusals, under
@@ -57,7 +58,7 @@ def _keys_of_another_loss(config: DictConfig) -> Iterator[str]:
     loss, readers = loss_mode(config), {name: find_loss(name).options for name in LOSSES}
     for key in OmegaConf.select(config, LOSS_SECTION) or ():
         reading = [name for name, options in readers.items() if str(key) in options]
-        is_ours = bool(reading) or (loss not in LOSSES and str(key).startswith(LOSS_KEYS))
+        is_ours = str(key) in KEYS[LOSS_SECTION] or (loss not in LOSSES and str(key).startswith(LOSS_KEYS))
         if is_ours and loss not in reading:
             others = " or ".join(reading or readers)
             yield (

@@ -19,7 +19,7 @@ OWN_KEYS = tuple(KEYS[names.ALGORITHM_SECTION])
 """Keys of ``algorithm.scalerl``."""
 FOR_ANY_ESTIMATOR = frozenset(OWN_KEYS) - {"adv_norm", "zero_variance"}
 """Those that do not need the estimator ``scalerl``."""
-LOSS_KEYS = ("eps_max", "token_mask", "sequence_trunc")
+LOSS_KEYS = ("eps_max", "token_mask", "sequence_trunc", *KEYS[names.LOSS_SECTION])
 """Beginnings of our keys of the loss."""
 _POLL_KEYS = ("poll_interval",)
 SECTIONS: dict[str, tuple[str, ...]] = {

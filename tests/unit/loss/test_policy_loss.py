@@ -47,12 +47,14 @@ def test_each_name_has_a_loss_whose_options_are_keys_of_its_section() -> None:
 
 
 def test_planted_loss_composes_under_the_recipe(planted: str, only_config_checks: list[str]) -> None:
+    from scalerl_verl.advantage.step import uses_names
     from scalerl_verl.verl import startup
     from tests.unit.composed import compose_config
 
     line = f"actor_rollout_ref.actor.policy_loss.loss_mode={planted}"
     startup.prepare_run(compose_config("+scalerl=recipe", line, f"~{CAP}"))
-    with pytest.raises(ValueError, match=rf"{CAP} is read by scalerl_cispo only, but loss_mode={planted}"):
+    assert uses_names(compose_config(line)), "the step takes it for a loss of ours, without the rest of the recipe, too"
+    with pytest.raises(ValueError, match=rf"{CAP} is read by .*scalerl_cispo.* only, but loss_mode={planted}"):
         startup.prepare_run(compose_config("+scalerl=recipe", line))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalerl_verl.upstream.spec import PatchSpec, source_problem
+from scalerl_verl.upstream.spec import PatchSpec, source_problem, text_hash
 from scalerl_verl.upstream.static_source import find_file, has_name, read_source
 from scalerl_verl.verl.patches import SYMBOLS
 from tests.paths import REPO
@@ -109,7 +109,7 @@ def _installed(module: str, target: str) -> str | None:
 
 def _diff(old: str, new: str) -> str:
     lines = [textwrap.dedent(text).splitlines() for text in (old, new)]
-    return "\n".join(difflib.unified_diff(*lines, "installed", "new", n=1, lineterm=""))
+    return "\n".join(difflib.unified_diff(*lines, "installed", f"new, hash {text_hash(new)}", n=1, lineterm=""))
 
 
 def arguments(source: str) -> list[str]:
