@@ -28,9 +28,12 @@ make_venv() {
 }
 
 # set_packages VENV UV: sets the array `packages` to the command that installs into VENV.
+# pip writes bytecode as it installs, uv only when told (a minute on two cores). Imports write what they need; where
+# PYTHONDONTWRITEBYTECODE forbids it, each process of Ray and vLLM would compile all that it imports, every time.
 set_packages() {
   if [ -n "$2" ]; then
     packages=("$2" pip install --python "$1/bin/python")
+    [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || packages+=(--compile-bytecode)
   else
     packages=("$1/bin/python" -m pip install --disable-pip-version-check)
   fi

@@ -211,6 +211,17 @@ def test_given_index_is_the_one_that_torch_comes_from(machine: Machine, installe
     assert [f"--index-url {url}" in call for call in calls] == ["torch==" in call for call in calls]
 
 
+def test_bytecode_is_written_where_imports_may_not(machine: Machine) -> None:
+    brought = machine.python("3.11")
+    machine.script("uv", UV)
+    assert machine.run('ensure_env "$repo"', BROUGHT=str(brought)).returncode == 0
+    assert not any("--compile-bytecode" in call for call in machine.installs("uv"))
+    shutil.rmtree(machine.repo / ".venv")
+    machine.calls.write_text("", encoding="utf-8")
+    assert machine.run('ensure_env "$repo"', BROUGHT=str(brought), PYTHONDONTWRITEBYTECODE="1").returncode == 0
+    assert all("--compile-bytecode" in call for call in machine.installs("uv"))
+
+
 def test_uv_brings_a_python_where_none_fits(machine: Machine, tmp_path: Path) -> None:
     machine.python("3", "3.10")
     hidden = machine.python("3.11").rename(tmp_path / "python-of-uv")
