@@ -24,7 +24,9 @@ FULL = Path("/dev/full")
 
 @pytest.fixture(autouse=True)
 def own_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cluster runs on this machine."""
     monkeypatch.setenv("RAY_ADDRESS", "")
+    monkeypatch.setenv("RAY_TMPDIR", "/dev/null")
 
 
 def problems_with(config: DictConfig, folder: str, key: str = run_folder.KEY) -> list[str]:  # noqa: F811

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,9 +140,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     stub_release(folder, "torch", "2.99.0")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_", "RAY_"))}
     environment["PYTHONPATH"] = str(REPO)
-    done = subprocess.run(
-        [sys.executable, "-c", CLUSTER, str(folder)], env=environment, capture_output=True, text=True, timeout=240
-    )
+    # Such a cluster is noted where every Ray of this machine looks for one that runs: not beside other tests. Ray's
+    # socket paths have to be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as apart:
+        environment["RAY_TMPDIR"] = apart
+        command = [sys.executable, "-c", CLUSTER, str(folder)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     lines = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
     assert lines, done.stderr[-3000:]
     yield {**json.loads(lines[-1].removeprefix("SEEN ")), "said": done.stderr}
