@@ -23,6 +23,31 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+ON_GPU = (
+    "+ray_kwargs.ray_init.include_dashboard=False",
+    "data.dataloader_num_workers=0",
+    "reward.num_workers=2",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.use_torch_compile=False",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}",
+)
+"""Of every run on GPUs: FSDP2 with flash-attn and packed sequences, engines of one device with CUDA graphs."""
+ONLY_STEPS = (
+    "trainer.project_name=bench",
+    "trainer.logger=[console,file]",
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+    "trainer.resume_mode=disable",
+    "trainer.total_epochs=1",
+)
+"""No validation, no checkpoint: what is measured is steps."""
 
 
 @dataclass(frozen=True)

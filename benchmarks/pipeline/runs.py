@@ -15,22 +15,11 @@ PLAIN = "plain front end"
 """Option of a lane: generation as verl asks for it."""
 PRESETS = ("setup", "cispo", "prompt_mean", "advantage", "fp32_head")
 GPU = (
-    "+ray_kwargs.ray_init.include_dashboard=False",
-    "data.dataloader_num_workers=0",
-    "reward.num_workers=2",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
-    "actor_rollout_ref.model.use_remove_padding=True",
-    "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
-    "actor_rollout_ref.actor.strategy=fsdp2",
-    "actor_rollout_ref.actor.use_torch_compile=False",
-    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
-    "actor_rollout_ref.rollout.name=vllm",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    *launching.ON_GPU,
     # lanes share devices: a fixed KV cache, and no look at what others allocate
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
     "actor_rollout_ref.rollout.agent.num_workers=2",
     "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,8,16,32,64,96,128]",
-    "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1024",
 )
 
@@ -137,14 +126,8 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={assets}/loop.yaml",
         f"reward.custom_reward_function.path={PLUGIN}/scalerl_bench/reward.py",
         "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05",
-        "trainer.project_name=bench",
+        *launching.ONLY_STEPS,
         "trainer.experiment_name=pipeline",
-        "trainer.logger=[console,file]",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.resume_mode=disable",
-        "trainer.total_epochs=1",
         f"trainer.total_training_steps={sum(plan.steps)}",
         f"trainer.default_local_dir={folder}/checkpoints",
         *mode_overrides(plan),

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import launching
 from benchmarks.pipeline.assets import SIZES as MODELS
 from benchmarks.pipeline.assets import make_model
 from benchmarks.pipeline.runs import PLUGIN
@@ -102,21 +103,10 @@ def presets(way: str, *, on_gpu: bool) -> list[str]:
 
 
 ON_GPU = (
-    "+ray_kwargs.ray_init.include_dashboard=False",
-    "data.dataloader_num_workers=0",
-    "reward.num_workers=2",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
-    "actor_rollout_ref.model.use_remove_padding=True",
-    "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
+    *launching.ON_GPU,
     "actor_rollout_ref.model.enable_gradient_checkpointing=True",
-    "actor_rollout_ref.actor.strategy=fsdp2",
-    "actor_rollout_ref.actor.use_torch_compile=False",
-    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
-    "actor_rollout_ref.rollout.name=vllm",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
     "actor_rollout_ref.rollout.agent.num_workers=4",
-    "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}",
 )
 
 
@@ -145,14 +135,8 @@ def overrides(way: str, load: Load, assets: Path, folder: Path, num_steps: int, 
         f"{rollout}.log_prob_use_dynamic_bsz=True",
         f"{rollout}.log_prob_max_token_len_per_gpu={load.micro_tokens}",
         f"reward.custom_reward_function.path={PLUGIN}/scalerl_bench/reward.py",
-        "trainer.project_name=bench",
+        *launching.ONLY_STEPS,
         "trainer.experiment_name=step",
-        "trainer.logger=[console,file]",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.resume_mode=disable",
-        "trainer.total_epochs=1",
         f"trainer.total_training_steps={num_steps}",
         f"trainer.default_local_dir={folder}/checkpoints",
         *algorithm(way, load),
