@@ -136,8 +136,9 @@ def check_nodes() -> None:
     others = [node for node_id, node in nodes.items() if node_id != here]
     if not others and noted is None:
         return
-    driver = json.loads(noted) if noted else ask_here()
-    answers = {here: ask_here(), **ask_nodes(ask_here, others)}
+    own = ask_here()
+    driver = json.loads(noted) if noted else own
+    answers = {here: own, **ask_nodes(ask_here, others)}
     refused: list[str] = []
     warned: list[str] = []
     for node_id, answer in answers.items():
