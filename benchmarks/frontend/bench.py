@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens a second that a generator returns: asked verl's way, with the fast front end, and the engine driven directly.
+"""Tokens a second that a generator returns: asked verl's way, with the fast front end, the engine driven directly, and
+vLLM's `LLM.generate`.
 
 python -m benchmarks.frontend.bench                                       0.28B parameters, on a CUDA device
 python -m benchmarks.frontend.bench --size 2B --requests 256 --tokens 8192
 python -m benchmarks.frontend.bench --size tiny                           in small, on a CPU too
 
-One process holds verl's server and vLLM's front end, as a generator's does; vLLM's engine is a process of its own. The
-three ways take turns on one engine. Each turn is a row, written as soon as it is measured; no turn begins that is not
-expected to end within ``--seconds``. First a request is answered in all three ways, and the answers are compared.
+One process holds verl's server and vLLM's front end, as a generator's does; vLLM's engine is a process of its own.
+Three ways take turns on one engine; `LLM.generate` comes last, on an engine of its own with the same settings. Each
+turn is a row, written as soon as it is measured; no turn begins that is not expected to end within ``--seconds``.
+First a request is answered in the three ways, and the answers are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -27,16 +28,23 @@ from typing import Any
 import torch
 
 from benchmarks.frontend.engine import SIZES, make_config, make_model, start_server
-from benchmarks.rows import append_rows, describe_gpu, run_facts
+from benchmarks.frontend.library import make_llm, take_turn
+from benchmarks.frontend.turns import (
+    ENGINE,
+    LIBRARY,
+    OURS,
+    SERVED,
+    VERL,
+    WARM_UP_TOKENS,
+    WAYS,
+    Plan,
+    Rows,
+    say,
+    watch_memory,
+)
+from benchmarks.rows import describe_gpu, run_facts
 
-VERL, OURS, ENGINE = "verl", "scalerl_verl", "engine alone"
-WAYS = (VERL, OURS, ENGINE)
-WARM_UP_TOKENS = 48
 Answer = tuple[list[int], list[float]]
-
-
-def say(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
 class Bench:
@@ -80,15 +88,17 @@ class Bench:
         ask = self.way(name)
         await self.server.engine.reset_prefix_cache()
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-        answers = await asyncio.gather(*(ask(number, num_tokens) for number in range(num_requests)))
+        with watch_memory() as memory:
+            answers = await asyncio.gather(*(ask(number, num_tokens) for number in range(num_requests)))
         seconds, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
         complete = all(len(tokens) == len(log_probs) == num_tokens for tokens, log_probs in answers)
-        return {"seconds": round(seconds, 3), "frontend_cpu_s": round(cpu_s, 3), "failed": not complete}
+        found = {"seconds": round(seconds, 3), "frontend_cpu_s": round(cpu_s, 3), "failed": not complete}
+        return {**found, "frontend_grew_mib": round(max(memory) - memory[0])}
 
     async def compare(self) -> str | None:
         """What differs between the three ways on a request with a seed, one at a time; None if nothing does."""
         answers = {}
-        for name in WAYS:
+        for name in SERVED:
             await self.server.engine.reset_prefix_cache()
             answers[name] = await self.way(name)(0, 32, seed=1)
         tokens, log_probs = answers[VERL]
@@ -101,51 +111,31 @@ class Bench:
         return None
 
 
-class Rows:
-    """Rows of this run, each written as soon as it is there."""
-
-    def __init__(self, facts: dict[str, Any], out: str | None, is_recorded: bool) -> None:
-        self.facts, self.out, self.is_recorded = facts, out, is_recorded
-
-    def add(self, row: dict[str, Any]) -> None:
-        row = {**row, **self.facts}
-        if self.is_recorded:
-            append_rows("frontend", [row])
-        if self.out:
-            with open(self.out, "a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"bench": "frontend", **row}, sort_keys=True) + "\n")
-
-
-async def measure(bench: Bench, arguments: argparse.Namespace, case: dict[str, Any], rows: Rows, begin_s: float) -> int:
-    """All turns of all cases, as far as the time lasts; the number of rows that failed."""
-    pace = {}
+async def measure_served(bench: Bench, plan: Plan) -> None:
+    ways = [name for name in SERVED if name in plan.arguments.ways]
     for _ in range(2):  # the first time compiles what is left to compile
-        for name in WAYS:
-            for num_requests in arguments.requests:
-                found = await bench.turn(name, num_requests, WARM_UP_TOKENS)
-                pace[name, num_requests] = found["seconds"] / WARM_UP_TOKENS
-    say(f"warmed up after {time.perf_counter() - begin_s:.0f} s")
-    num_failed = 0
-    for num_tokens in sorted(arguments.tokens):
-        for turn in range(arguments.turns):
-            for num_requests in arguments.requests:
-                for name in (*WAYS[turn % 3 :], *WAYS[: turn % 3]):
-                    left_s = arguments.seconds - (time.perf_counter() - begin_s)
-                    expected_s = pace[name, num_requests] * num_tokens
-                    if expected_s > left_s:
-                        say(f"skipped: {name}, {num_requests} x {num_tokens}: {expected_s:.0f} s, {left_s:.0f} s left")
-                        continue
-                    found = await bench.turn(name, num_requests, num_tokens)
-                    pace[name, num_requests] = found["seconds"] / num_tokens
-                    rate = num_requests * num_tokens / found["seconds"]
-                    rows.add({"case": {**case, "requests": num_requests, "tokens": num_tokens}, "impl": name,
-                              "turn": turn, "metric": "frontend_throughput", "unit": "tokens/s",
-                              "value": round(rate, 1), **found})  # fmt: skip
-                    num_failed += bool(found["failed"])
-                    busy = found["frontend_cpu_s"] / found["seconds"]
-                    say(f"turn {turn}, {num_requests} x {num_tokens}, {name:>12}: {rate:10,.0f} tokens/s, "
-                        f"front end busy {busy:.0%}{', FAILED' if found['failed'] else ''}")  # fmt: skip
-    return num_failed
+        for name in ways:
+            for num_requests in plan.arguments.requests:
+                plan.warmed_up(name, num_requests, await bench.turn(name, num_requests, WARM_UP_TOKENS))
+    say(f"warmed up after {time.perf_counter() - plan.begin_s:.0f} s")
+    for name, num_requests, num_tokens, turn in plan.turns(ways) if ways else ():
+        plan.taken(name, num_requests, num_tokens, turn, await bench.turn(name, num_requests, num_tokens))
+
+
+def measure_library(bench: Bench, plan: Plan) -> None:
+    """The server's engine has ended: its memory is free."""
+    llm = make_llm(bench.server.engine.vllm_config)
+
+    def take(num_requests: int, num_tokens: int) -> dict[str, float]:
+        with watch_memory() as memory:
+            found = take_turn(llm, [bench.prompt(number) for number in range(num_requests)], num_tokens)
+        return {**found, "frontend_grew_mib": round(max(memory) - memory[0])}
+
+    for _ in range(2):
+        for num_requests in plan.arguments.requests:
+            plan.warmed_up(LIBRARY, num_requests, take(num_requests, WARM_UP_TOKENS))
+    for name, num_requests, num_tokens, turn in plan.turns([LIBRARY]):
+        plan.taken(name, num_requests, num_tokens, turn, take(num_requests, num_tokens))
 
 
 async def run(arguments: argparse.Namespace, folder: Path, begin_s: float) -> int:
@@ -163,10 +153,13 @@ async def run(arguments: argparse.Namespace, folder: Path, begin_s: float) -> in
         say("one request in three ways: the same tokens and log-probs")
         facts = {**run_facts(uuid.uuid4().hex[:12]), **(describe_gpu() if torch.cuda.is_available() else {})}
         case = {"size": arguments.size, "params": size.num_params, "prompt": arguments.prompt, "dtype": dtype}
-        rows = Rows(facts, arguments.out, not arguments.dry_run)
-        return int(await measure(bench, arguments, case, rows, begin_s) > 0)
+        plan = Plan(arguments, case, Rows(facts, arguments.out, not arguments.dry_run), begin_s)
+        await measure_served(bench, plan)
     finally:
         server.engine.shutdown()
+    if LIBRARY in arguments.ways:
+        measure_library(bench, plan)
+    return int(plan.num_failed > 0)
 
 
 def read_arguments() -> argparse.Namespace:
@@ -175,6 +168,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, nargs="+", default=[256, 768], help="sequences at once")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024], help="of each response")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=540, help="of the whole command")
     parser.add_argument("--out", help="file to which rows are appended, too")

@@ -40,14 +40,17 @@ def test_line_has_medians_of_the_newest_run_and_no_failed_turn(record: Any) -> N
         row("scalerl_verl", 200.0),
         row("scalerl_verl", 9000.0, failed=True),
         row("engine alone", 250.0, frontend_cpu_s=1.0),
+        row("LLM.generate", 400.0, frontend_grew_mib=7),
+        row("scalerl_verl", 200.0, frontend_grew_mib=1234),
     )
-    line = frontend_table().splitlines()[2]
-    assert line == "| 0.28B | 256 x 1,024 | 100 | 200 | 250 | 2.00 | 0.80 | 50% | 50% |"
+    speed, cost = frontend_table().split("\n\n")[:2]
+    assert speed.splitlines()[2] == "| 0.28B | 256 x 1,024 | 100 | 200 | 250 | 400 | 2.00 | 0.50 |"
+    assert cost.splitlines()[2] == "| 0.28B | 256 x 1,024 | 50% | 50% |  | 1,234 |"
 
 
 def test_way_without_a_turn_is_an_empty_cell(record: Any) -> None:
     record(row("verl", 100.0))
-    assert frontend_table().splitlines()[2] == "| 0.28B | 256 x 1,024 | 100 |  |  |  |  | 50% |  |"
+    assert frontend_table().splitlines()[2] == "| 0.28B | 256 x 1,024 | 100 |  |  |  |  |  |"
 
 
 def test_no_rows_are_an_error_that_says_what_to_run(record: Any) -> None:
