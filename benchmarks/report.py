@@ -25,6 +25,7 @@ from benchmarks.fit.table import fit_table
 from benchmarks.frontend.table import frontend_table
 from benchmarks.head import tables as head
 from benchmarks.pipeline import tables as pipeline
+from benchmarks.planning.updates import updates_table
 from benchmarks.quickstart.table import quickstart_table
 from benchmarks.reference import baselines, commands, keys, patches, works_with
 from benchmarks.rows import REPO
@@ -82,6 +83,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/pipeline.md": {
         "weight_update": pipeline.weight_update_table,
+        "planned-updates": updates_table,
         "pipeline": pipeline.pipeline_table,
         "pipeline-before": partial(pipeline.pipeline_table, 1),
     },

@@ -131,17 +131,13 @@ class StagingBuffer:
         file = os.memfd_create("scalerl-weights")
         os.ftruncate(file, num_bytes)
         path = f"/proc/{os.getpid()}/fd/{file}"
-        return _map_file(path, num_bytes), partial(_open_host_memory, path, num_bytes)
-
-
-def _map_file(path: str, num_bytes: int) -> torch.Tensor:
-    return torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
+        return _open_host_memory(path, num_bytes, device), partial(_open_host_memory, path, num_bytes)
 
 
 def _open_host_memory(path: str, num_bytes: int, device: torch.device) -> torch.Tensor:
-    memory = _map_file(path, num_bytes)
+    memory = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
     if device.type == "cuda":
-        # Page-locked: copies to the GPU run at the speed of the bus.
+        # Page-locked, by each process for itself: copies from and to the GPU run at the speed of the bus.
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, 0))
     return memory
 

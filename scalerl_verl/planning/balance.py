@@ -42,12 +42,14 @@ class Assumptions:
         training_efficiency: share of the peak that an update reaches.
         decode_efficiency: share of the ideal speed of a decoding step, in which reading and computing do not overlap;
             .65 gives what `benchmarks/results/vllm_head.jsonl` records of an engine.
+        network_gbs: GB a second of one GPU's network card, one way; 40 is four fifths of 400 Gbit/s.
     """
 
     mean_prompt: float
     mean_response: float
     training_efficiency: float = 0.35
     decode_efficiency: float = 0.65
+    network_gbs: float = 40.0
 
     def __post_init__(self) -> None:
         problems = [

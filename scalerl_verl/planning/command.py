@@ -64,6 +64,12 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--mean-response", type=float, help="tokens (default: half of the greatest length)")
     parser.add_argument("--training-efficiency", type=float, default=0.35, help="share of the peak (default .35)")
     parser.add_argument("--decode-efficiency", type=float, default=0.65, help="share of the ideal (default .65)")
+    parser.add_argument(
+        "--network-gbs",
+        type=float,
+        default=40.0,
+        help="GB/s of one GPU's network card (default 40), for weight updates",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_plan)
 
@@ -117,6 +123,7 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
         mean_response=arguments.mean_response or layout.max_response / 2,
         training_efficiency=arguments.training_efficiency,
         decode_efficiency=arguments.decode_efficiency,
+        network_gbs=arguments.network_gbs,
     )
     node_bytes = None if arguments.node_memory_gib is None else arguments.node_memory_gib * GIB
     plan = make_plan(shape, layout, arguments.gpus or wanted, arguments.device, mean, node_bytes)

@@ -40,6 +40,7 @@ class RunLayout:
     sequence_parallel: int
     fsdp_size: int
     node_gpus: int
+    trainer_node_gpus: int
     dynamic_batches: bool
     micro_batch: int
     token_budget: int
@@ -121,6 +122,7 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
         sequence_parallel=sequence_parallel,
         fsdp_size=fsdp_size,
         node_gpus=node_gpus,
+        trainer_node_gpus=int(select(config, "trainer.n_gpus_per_node", 1)),
         dynamic_batches=dynamic,
         micro_batch=micro,
         token_budget=budget,

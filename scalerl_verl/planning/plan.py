@@ -13,6 +13,7 @@ from scalerl_verl.planning.generator import GeneratorMemory, generator_memory
 from scalerl_verl.planning.layout import GIB, RunLayout, num_shards
 from scalerl_verl.planning.queueing import Queueing, find_queueing
 from scalerl_verl.planning.trainer import TrainerMemory, trainer_memory
+from scalerl_verl.planning.update import Update, find_update
 from scalerl_verl.shapes import ModelShape
 
 _SP = f"{FSDP}.ulysses_sequence_parallel_size"
@@ -48,6 +49,7 @@ class Plan:
     split: Split
     best: Split | None
     queueing: Queueing | None
+    update: Update | None
     problems: tuple[str, ...]
     preset_notes: tuple[str, ...] = ()
     """Where the run is not what its presets say."""
@@ -109,6 +111,7 @@ def make_plan(
         split=_split(layout, rates),
         best=best_split(shape, layout, cluster_gpus, generator, device, assumptions) if layout.separate else None,
         queueing=_queueing(shape, layout, generator, device, assumptions),
+        update=find_update(shape, layout, assumptions.network_gbs * 1e9),
         problems=tuple(problems),
     )
 

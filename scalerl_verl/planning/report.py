@@ -8,6 +8,7 @@ from typing import Any
 
 from scalerl_verl.planning.layout import GIB
 from scalerl_verl.planning.plan import Plan, Split, generation_resident
+from scalerl_verl.planning.update import Update
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
             "sequences_in_flight": plan.rates.sequences_per_engine,
         },
         "queue": {**asdict(plan.queueing), "wait_s": plan.queueing.wait_s} if plan.queueing else None,
+        "update": _update_facts(plan.update),
         "notes": _notes(plan),
         "balance": {
             "assumptions": asdict(plan.assumptions),
@@ -102,6 +104,7 @@ def to_text(plan: Plan) -> str:
         f"{layout.generator.max_model_len} tokens; {plan.rates.sequences_per_engine:.0f} in flight",
         *_host(plan),
         *_queue(plan),
+        *_update(plan),
         "",
         f"balance     {100 * plan.rates.trainer_share:.0f}% of the work is training, if prompts have "
         f"{mean.mean_prompt:.0f} and responses {mean.mean_response:.0f} tokens on average, training reaches "
@@ -131,6 +134,24 @@ def _queue(plan: Plan) -> list[str]:
         f"queue       {queue.requests:,.0f} requests an engine for {queue.slots:,.0f} slots: the last waits "
         f"{queue.wait_s:,.0f} s, a response takes {queue.response_s:,.0f} s on average and {queue.longest_s:,.0f} s at "
         "most"
+    ]
+
+
+def _update_facts(update: Update | None) -> dict[str, float] | None:
+    if update is None:
+        return None
+    times = {"blocked_s": update.blocked_s, "pause_s": update.pause_s, "swap_s": update.swap_s}
+    return {"sent_gib": round(update.sent_bytes / GIB, 2), **{name: round(value, 4) for name, value in times.items()}}
+
+
+def _update(plan: Plan) -> list[str]:
+    update = plan.update
+    if update is None:
+        return []
+    way = "within a host" if update.within_host else f"at {plan.assumptions.network_gbs:g} GB/s a network card"
+    return [
+        f"update      {update.sent_bytes / GIB:.2f} GiB to every generator {way}: "
+        f"trainers wait {update.blocked_s:.2f} s, generators stand still for {update.pause_s:.3f} s"
     ]
 
 

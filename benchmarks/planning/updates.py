@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of weight updates as planned, for large models on many GPUs."""
+
+from __future__ import annotations
+
+from benchmarks.markdown import table
+from scalerl_verl.names import DEVICE, HOST
+from scalerl_verl.pipeline.transfer import sent_weights
+from scalerl_verl.planning.balance import Assumptions
+from scalerl_verl.planning.update import GPUS_OF_A_HOST, Update
+from scalerl_verl.shapes import find_shape
+
+MODELS = {"Qwen/Qwen3-8B-Base": 1, "Qwen/Qwen3-30B-A3B-Base": 2, "Qwen/Qwen3-235B-A22B": 8}
+"""Id -> GPUs of an engine."""
+TRAINERS, GENERATORS = 16, 64
+BF16 = 2
+
+
+def plan_update(model: str, ranks: int, staging: str) -> Update:
+    """What a plan of such a run holds, with the network that it assumes."""
+    network = Assumptions(mean_prompt=1, mean_response=1).network_gbs * 1e9
+    sent = float(sum(sent_weights(find_shape(model))) * BF16)
+    return Update(sent, TRAINERS, GPUS_OF_A_HOST, GENERATORS, ranks, staging, network)
+
+
+def updates_table() -> str:
+    """One line a model and place in which weights wait."""
+    lines = []
+    for model, ranks in MODELS.items():
+        for staging in (DEVICE, HOST):
+            update = plan_update(model, ranks, staging)
+            lines.append(
+                (
+                    f"{model.removeprefix('Qwen/')}, TP {ranks}",
+                    staging,
+                    f"{update.sent_bytes / 2**30:,.1f}",
+                    f"{update.blocked_s:.2f}",
+                    f"{update.pause_s:.3f}",
+                )
+            )
+    return table(("model", "staging", "sent GiB", "trainers wait s", "generators stand still s"), lines)
