@@ -17,6 +17,14 @@ from recipes.launch.processes import run_marks
 RECIPES = Path(__file__).resolve().parents[1]
 RECIPES_ENV = "SCALERL_RECIPES"
 """Folder of the recipes: configs name the reward function below it."""
+CPU_CONFIG = "cpu"
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+"""Of a run without a GPU, unless this shell says otherwise."""
 DESCRIPTION = """Run a recipe: data, then verl's main_ppo with the recipe's config, resumed if it was interrupted.
 
 A recipe is a folder with `config.yaml` (and more configs beside it) and `prepare.sh`, which makes its data. The result
@@ -35,7 +43,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", type=Path, help="the recipe's folder (run.sh gives its own)")
-    parser.add_argument("--config", default="config", help="config of the recipe, without .yaml (default: config)")
+    parser.add_argument("--config", help="config of the recipe, without .yaml (default: config; with --cpu: cpu)")
+    parser.add_argument("--cpu", action="store_true", help="without a GPU: the recipe's config `cpu`")
     parser.add_argument("--preset", action="append", default=[], help="preset of ours in front of the config")
     parser.add_argument("--out", type=Path, help="where the run goes (default: outputs/<recipe>)")
     parser.add_argument("--data", type=Path, help="folder with train.parquet and test.parquet (default: made there)")
@@ -49,9 +58,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     end = given.index("--") if "--" in given else len(given)
     arguments = parser.parse_args(given[:end])
     arguments.overrides = given[end + 1 :]
+    arguments.config = arguments.config or (CPU_CONFIG if arguments.cpu else "config")
     arguments.recipe = arguments.recipe.resolve()
     outputs = RECIPES.parent / "outputs"
-    arguments.data = (arguments.data or outputs / "data" / f"{arguments.recipe.name}-seed{arguments.seed}").resolve()
+    made = f"{arguments.recipe.name}-seed{arguments.seed}{'-cpu' if arguments.cpu else ''}"
+    arguments.data = (arguments.data or outputs / "data" / made).resolve()
     arguments.out = (arguments.out or outputs / arguments.recipe.name).resolve()
     return arguments
 
@@ -101,10 +112,15 @@ def build_command(arguments: argparse.Namespace, paths: Paths) -> list[str]:
     return command + arguments.overrides
 
 
-def build_environment(paths: Paths, run_id: str) -> dict[str, str]:
+def shell_environment(cpu: bool) -> dict[str, str]:
+    """This shell's environment, on a CPU with what verl and vLLM need there."""
+    return {**(CPU_ENVIRONMENT if cpu else {}), **os.environ}
+
+
+def build_environment(paths: Paths, run_id: str, cpu: bool = False) -> dict[str, str]:
     """This shell's environment, the run's id, its metrics file, no usage reports."""
     return {
-        **os.environ,
+        **shell_environment(cpu),
         **run_marks(run_id),
         RECIPES_ENV: str(RECIPES),
         "VERL_FILE_LOGGER_PATH": str(paths.metrics),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.launch.command import build_command, build_environment, parse_arguments, settings_of
+from recipes.launch.command import build_command, build_environment, parse_arguments, settings_of, shell_environment
 from recipes.launch.folder import (
     INTERRUPTED,
     LaunchError,
@@ -78,11 +77,11 @@ def _launch(arguments: argparse.Namespace, paths: Paths, run_id: str, lock: Fold
     Raises:
         LaunchError: the run cannot start, or did not leave what the report needs.
     """
-    prepare_data(arguments.recipe, arguments.data, arguments.seed)
+    prepare_data(arguments.recipe, arguments.data, arguments.seed, arguments.cpu)
     _say(start_files(paths, arguments.fresh, settings_of(arguments)))
     # What data made with a model of their own add to the line is only known now.
     command = build_command(arguments, paths)
-    code, peak_gib = run_training(command, build_environment(paths, run_id), paths, run_id, lock.run)
+    code, peak_gib = run_training(command, build_environment(paths, run_id, arguments.cpu), paths, run_id, lock.run)
     if code:
         if code != INTERRUPTED:
             explain_failure(paths)
@@ -96,7 +95,7 @@ def _launch(arguments: argparse.Namespace, paths: Paths, run_id: str, lock: Fold
     return _report(arguments, paths, time.time() - arguments.started_at, peak_gib)
 
 
-def prepare_data(recipe: Path, data: Path, seed: int) -> None:
+def prepare_data(recipe: Path, data: Path, seed: int, cpu: bool = False) -> None:
     """Make the recipe's data unless they are there.
 
     Raises:
@@ -104,7 +103,7 @@ def prepare_data(recipe: Path, data: Path, seed: int) -> None:
     """
     if all((data / name).is_file() for name in ("train.parquet", "test.parquet")):
         return
-    environment = {**os.environ, "PYTHON": sys.executable}
+    environment = {**shell_environment(cpu), "PYTHON": sys.executable}
     done = subprocess.run(["bash", str(recipe / "prepare.sh"), str(data), str(seed)], env=environment, check=False)
     if done.returncode:
         raise LaunchError(f"{recipe / 'prepare.sh'} {data} {seed} ended with code {done.returncode}, see above")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 
 from recipes.launch.folder import Paths
@@ -58,9 +59,10 @@ class Progress:
             parts.append(f"training pass rate {(data['critic/score/mean'] + 1) / 2:.2f}")
             parts.append(f"{data['response_length/mean']:.1f} tokens a response")
             parts.append(f"{data['timing_s/step']:.1f} s")
+        # one a data source, which all hold as many problems in our recipes
         held_out = [value for key, value in data.items() if key.startswith("val-core/") and "/acc/" in key]
         if held_out:
-            parts.append(f"HELD-OUT pass rate {held_out[0]:.3f}")
+            parts.append(f"HELD-OUT pass rate {statistics.fmean(held_out):.3f}")
         self.say(", ".join(parts))
 
 

@@ -160,11 +160,15 @@ def test_launch_line_composes_and_contradicts_nothing(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", shown("bash recipes/", "test_recipe_prints_a_launch_line_that_composes"))
-def test_recipe_prints_a_launch_line_that_composes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_prints_a_launch_line_that_composes(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     script, *options = arguments_of(command, REPO)
     recipe = REPO / Path(script).parent
     assert (REPO / script).resolve() == REPO / "recipes" / "launch" / "run.sh"
     assert launcher.main([str(recipe), *options, "--print"]) == 0
+    if "--cpu" in options:
+        monkeypatch.setenv("VERL_PLATFORM", "cpu")  # as the launcher does
     _, *line = arguments_of(f"x {capsys.readouterr().out.strip()}", REPO)
     assert line[:2] == ["-m", "verl.trainer.main_ppo"] and line[2] == "--config-dir"
     config = compose_run([f"hydra.searchpath=['file://{line[3]}']", *line[4:]])

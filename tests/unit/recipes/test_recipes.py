@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.common import to_parquet
 from recipes.launch import launcher
-from recipes.launch.command import build_command, parse_arguments
+from recipes.launch.command import CPU_CONFIG, build_command, build_environment, parse_arguments
 from recipes.launch.folder import Paths
 from recipes.quickstart import model as quickstart_model
 from scalerl_verl.cli import main
@@ -27,6 +27,7 @@ from tests.paths import RECIPES
 
 CONFIGS = {"tiny-gpu": ("config", "two"), "scalerl-8b-math": ("config",)}
 CONFIGS |= {name: ("config",) for name in ("scalerl-moe", "math-and-code")}
+CONFIGS |= {"smollm2-reasoning": ("config", "grpo", "dapo", "gspo", "cpu")}
 ALL = [(recipe, config) for recipe, configs in CONFIGS.items() for config in configs]
 LAUNCHABLE = sorted(set(path.parent.name for path in RECIPES.glob("*/config.yaml")) - {"quickstart"})
 PLAN = re.compile(r"<!-- plan:(\S+) ?(.*?) ?-->\n(.*?)<!-- end:plan -->", re.DOTALL)
@@ -41,7 +42,9 @@ def test_every_recipe_is_tested() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "config"), ALL)
-def test_recipe_composes_and_contradicts_nothing(recipe: str, config: str) -> None:
+def test_recipe_composes_and_contradicts_nothing(recipe: str, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if config == CPU_CONFIG:
+        monkeypatch.setenv("VERL_PLATFORM", "cpu")  # as the launcher does
     composed = compose_recipe(recipe, config)
     assert find_problems(composed) == []
     reward = Path(str(composed.reward.custom_reward_function.path))
@@ -80,6 +83,7 @@ def test_recipe_is_pinned_and_launched_by_the_one_launcher(recipe: str) -> None:
     model = str(compose_recipe(recipe).actor_rollout_ref.model.path)
     if not (folder / "model.json").is_file():
         assert f"# model {model}\n" in pins
+    if not (folder / "model.json").is_file() and not (folder / "requirements.txt").is_file():
         sources = to_parquet.SOURCES
         used = sources.keys() & set(prepare_arguments(folder))
         assert used and all(sources[name].dataset in pins for name in used)
@@ -168,6 +172,27 @@ def test_presets_come_in_front_of_the_config(tmp_path: Path) -> None:
     config = compose_run([f"hydra.searchpath=['file://{RECIPES}']", *command[5:]])
     assert config.algorithm.adv_estimator == "grpo" and config.data.train_batch_size == 32
     assert config.actor_rollout_ref.actor.optim.lr == 5e-4, "sizes stand after the baseline's set-up"
+
+
+def test_cpu_takes_its_config_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    arguments = parse_arguments([str(RECIPES / "smollm2-reasoning"), "--cpu"])
+    assert arguments.config == "cpu" and arguments.data.name.endswith("-cpu")
+    environment = build_environment(Paths(tmp_path), "id", cpu=True)
+    assert environment["VERL_PLATFORM"] == "cpu" and environment["OMP_NUM_THREADS"] == "3"
+    assert parse_arguments([str(RECIPES / "smollm2-reasoning")]).config == "config"
+    assert "VERL_PLATFORM" not in build_environment(Paths(tmp_path), "id")
+
+
+@pytest.mark.parametrize("config", ["config", "grpo"])
+def test_smollm2_reasoning_takes_another_model(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL", "Qwen/Qwen3-0.6B")
+    composed = compose_recipe("smollm2-reasoning", config)
+    assert composed.actor_rollout_ref.model.path == "Qwen/Qwen3-0.6B"
+    assert find_problems(composed) == []
+    recipe = RECIPES / "smollm2-reasoning" / f"{config}.yaml"
+    assert main(["plan", f"recipe={recipe}", "--gpu-memory-gib", "140"]) == 0
 
 
 def test_finished_run_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
