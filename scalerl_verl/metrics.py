@@ -110,6 +110,7 @@ METRICS: dict[str, str] = {
     "pipeline/transfer_s": "seconds of sending the weights, while generation goes on",
     "pipeline/swap_s": "seconds of loading them, of the slowest generator",
     "pipeline/kept_requests": "requests that went on over the update",
+    "pipeline/lead": "batches that may be under way or wait beside the one that trains (`lead=adaptive`)",
     "pipeline/recomputed_tokens": "tokens prefilled again (`kv_on_update=recompute`)",
     "pipeline/tokens_lost": "tokens that a kept request lost: 0, or something is wrong",
     "pipeline/generated_tokens": "tokens sampled since the last update",

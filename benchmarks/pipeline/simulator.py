@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scalerl_verl.pipeline.admission import AdmissionRule
+from scalerl_verl.pipeline.lead import Lead
 from scalerl_verl.pipeline.versions import VersionRuns, count_by_age
 
 WAYS = ("keep", "recompute", "abort", "sync")
@@ -151,6 +152,7 @@ class Simulation:
         prompt_tokens: tokens of a prompt, for the cost of prefilling again.
         seed: of the lengths.
         fail_probability: chance that a finished group has failed and is started again from nothing.
+        lead: what keeps admission below the rule; None: the rule alone.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class Simulation:
         prompt_tokens: int = 0,
         seed: int = 0,
         fail_probability: float = 0.0,
+        lead: Lead | None = None,
     ) -> None:
         if way not in WAYS:
             raise ValueError(f"way={way!r}: use one of {', '.join(WAYS)}")
@@ -172,6 +175,7 @@ class Simulation:
             raise ValueError(f"fail_probability={fail_probability} must be in [0, 1): a group must be able to finish")
         self.rule, self.rates, self.way, self.group_size = rule, rates, way, group_size
         self.draw_length, self.prompt_tokens, self.fail_probability = draw_length, prompt_tokens, fail_probability
+        self.lead = lead
         self.random = random.Random(seed)
         self.replicas = [_Replica(rates) for _ in range(rates.num_replicas)]
         self.version = 0
@@ -198,11 +202,16 @@ class Simulation:
         trained: list[int] = []
         for step in range(num_steps):
             self._admit(num_steps - step)
-            asked = now
+            asked, num_over = now, len(self.finished) - self.rule.batch_groups
+            enough = asked if num_over >= 0 else None
             while (batch := self._select()) is None:
                 self._admit(num_steps - step)
                 now = self._next_event(now)
+                if enough is None and len(self.finished) >= self.rule.batch_groups:
+                    enough = now
             trainer_idle += now - asked
+            short_s, waited_s = (now if enough is None else enough) - asked, now - asked
+            oldest = min(self.start[group] for group in batch)
             sequences = [sequence for group in batch for sequence in self.finished.pop(group)]
             for group in batch:
                 del self.start[group]
@@ -211,6 +220,9 @@ class Simulation:
             trained += batch
             now = self._run_until(now, now + self.rates.train_s_per_token * sum(s.length for s in sequences))
             now = self._run_until(now, now + self.rates.update_s)
+            if self.lead is not None and now > asked:
+                step_s = now - asked
+                self.lead.note_batch(self.version, oldest, num_over, short_s / step_s, waited_s / step_s)
             self._update_weights(now)
         self.wasted_tokens += sum(s.length for group in self.finished.values() for s in group)
         busy = sum(replica.busy_slot_s for replica in self.replicas)
@@ -228,7 +240,10 @@ class Simulation:
         return self.rule.select(self.version, done, running)
 
     def _admit(self, num_steps_left: int) -> None:
-        for _ in range(self.rule.num_to_admit(len(self.start), num_steps_left)):
+        num = self.rule.num_to_admit(len(self.start), num_steps_left)
+        if self.lead is not None:
+            num = min(num, max(0, self.lead.groups - len(self.start)))
+        for _ in range(num):
             self._begin(self._next)
             self._next += 1
 

@@ -65,6 +65,7 @@ PIPELINE_SECTION, OFF_POLICY_SECTION = f"{V1}.{PIPELINE_RL}", f"{V1}.{PPO_OFF_PO
 MAX_STALENESS, STAGING = f"{PIPELINE_SECTION}.max_staleness", f"{PIPELINE_SECTION}.staging"
 REQUEST_TIMEOUT, TRANSFER_TIMEOUT = f"{PIPELINE_SECTION}.request_timeout_s", f"{PIPELINE_SECTION}.transfer_timeout_s"
 RECOMPUTE = "recompute"
+ADAPTIVE, FULL = "adaptive", "full"
 DEVICE, HOST = "device", "host"
 POLL_SECTION, POLL_INTERVAL_KEY = f"{V1}.sampler.sampler_kwargs", "poll_interval_s"
 POLL_INTERVAL = f"{POLL_SECTION}.{POLL_INTERVAL_KEY}"

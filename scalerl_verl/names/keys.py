@@ -110,6 +110,7 @@ KEYS: dict[str, dict[str, Kind]] = {
     },
     names.PIPELINE_SECTION: {
         "max_staleness": whole(8, 0, note=" (0 is on-policy)"),
+        "lead": one_of(names.ADAPTIVE, names.ADAPTIVE, names.FULL),
         "kv_on_update": one_of(names.KEEP, names.KEEP, names.RECOMPUTE),
         "staging": one_of(names.DEVICE, names.DEVICE, names.HOST, names.NONE),
         "request_timeout_s": _seconds(3600.0),

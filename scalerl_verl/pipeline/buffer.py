@@ -19,6 +19,7 @@ from scalerl_verl.names import GROUP_SIZE, MAX_STALENESS
 from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.failures import ERROR_TAG, WAITING_TAG
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch
+from scalerl_verl.pipeline.lead import Lead, Wait
 
 logger = logging.getLogger(__name__)
 HEALTH_INTERVAL_S = 30.0
@@ -43,6 +44,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         reissue: ``reissue(uids)`` starts groups again from nothing, under new ids, which it returns.
         check_generators: raises if there is nobody left to wait for.
         num_steps: optimizer steps of the whole run.
+        lead: keeps the number of groups under way below what the rule allows; None: the rule alone.
         **kwargs: verl's.
     """
 
@@ -55,12 +57,14 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         reissue: Callable[[list[str]], list[str]],
         check_generators: Callable[[], None],
         num_steps: Callable[[], int],
+        lead: Lead | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._rule, self._group_size, self._watch = rule, group_size, watch
         self._admit, self._reissue, self._check_generators = admit, reissue, check_generators
-        self._num_steps = num_steps
+        self._num_steps, self._lead = num_steps, lead
+        self._batch_at: float | None = None
         self._sizes: dict[str, int] = {}
         self._is_first_look = True
         self._streak = GiveUpStreak(rule.batch_groups * (rule.max_staleness + 1))
@@ -78,6 +82,8 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             self._sort_restored(global_steps)
         num_untrained = len(self.prompt_global_steps["train"])
         num = self._rule.num_to_admit(num_untrained, max(0, self._num_steps() - global_steps + 1))
+        if self._lead is not None:
+            num = min(num, max(0, self._lead.groups - num_untrained))
         if not num:
             return
         waiting = self._find_waiting()[:num]
@@ -99,6 +105,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         if batch_size != self._rule.batch_groups:
             raise ValueError(f"{batch_size} groups were asked for, but a batch has {self._rule.batch_groups}")
         last_debug = last_look = time.time()
+        wait = Wait(self._rule.batch_groups)
         while True:
             self._sync_metadata_from_transfer_queue()
             self._start_again()
@@ -106,14 +113,17 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             starts = {uid: step - 1 for uid, step in self.prompt_global_steps["train"].items()}
             finished = {uid: starts[uid] for uid in self.finished_keys["train"]}
             running = [start for uid, start in starts.items() if uid not in finished]
+            wait.look(len(finished))
             batch = self._rule.select(global_steps - 1, finished, running)
             if batch is not None:
+                self._note_lead(global_steps - 1, min(starts[uid] for uid in batch), wait)
                 self._watch.forget(batch)
                 self._forget_sizes(batch)
                 depth = len(finished) - len(batch)
                 metrics = {
                     "scalerl/pipeline/queue_depth": depth,
                     "scalerl/pipeline/groups_in_flight": len(running),
+                    **({} if self._lead is None else {"scalerl/pipeline/lead": self._lead.batches}),
                     **{f"scalerl/pipeline/{name}_sum": self.counts[name] for name in GroupWatch.COUNTS},
                 }
                 self.counts.clear()
@@ -122,6 +132,13 @@ class PipelineReplayBuffer(ReplayBufferAsync):
                 self._check_generators()
                 last_look = time.time()
             last_debug = self._wait_for_next_poll("train", last_debug)
+
+    def _note_lead(self, version: int, oldest: int, wait: Wait) -> None:
+        now = time.perf_counter()
+        if self._lead is not None and self._batch_at is not None:
+            step_s = max(now - self._batch_at, 1e-9)
+            self._lead.note_batch(version, oldest, wait.num_over, wait.short_s / step_s, wait.waited_s / step_s)
+        self._batch_at = now
 
     def _start_again(self) -> None:
         """Failed, incomplete and stuck groups: another attempt, or, after too many, gone for good."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl_verl.names import OFF_POLICY_SECTION, PIPELINE_RL, PIPELINE_SECTION, PPO_OFF_POLICY, RECOMPUTE
+from scalerl_verl.names import ADAPTIVE, OFF_POLICY_SECTION, PIPELINE_RL, PIPELINE_SECTION, PPO_OFF_POLICY, RECOMPUTE
 from scalerl_verl.names.keys import defaults, read_section, require_allowed
 
 _PIPELINE, _OFF_POLICY = defaults(PIPELINE_SECTION), defaults(OFF_POLICY_SECTION)
@@ -19,6 +19,8 @@ class PipelineSettings:
     Args:
         max_staleness: k; a token trains a policy that is at most k versions newer than the one that sampled it. 0 is
             exactly on-policy; the paper finds 4 and 8 alike and takes 8.
+        lead: how many groups are started ahead of training: ``adaptive``, as few as keep the trainer busy, so that
+            tokens are younger where the trainer is the limit; ``full``, as many as ``max_staleness`` allows.
         kv_on_update: ``keep`` lets requests go on with the KV of the old weights; ``recompute`` computes it again
             under the new ones, which costs a prefill of everything that is in flight.
         staging: where a generator collects new weights while it generates: ``device`` (needs room for a second copy of
@@ -35,6 +37,7 @@ class PipelineSettings:
     """
 
     max_staleness: int = _PIPELINE["max_staleness"]
+    lead: str = _PIPELINE["lead"]
     kv_on_update: str = _PIPELINE["kv_on_update"]
     staging: str = _PIPELINE["staging"]
     request_timeout_s: float = _PIPELINE["request_timeout_s"]
@@ -45,6 +48,11 @@ class PipelineSettings:
 
     def __post_init__(self) -> None:
         require_allowed(self, PIPELINE_SECTION)
+
+    @property
+    def adapts_lead(self) -> bool:
+        """Whether the lead follows what the trainer needs."""
+        return self.lead == ADAPTIVE
 
     @property
     def recomputes(self) -> bool:

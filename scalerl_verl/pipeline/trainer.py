@@ -29,6 +29,7 @@ from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.batch import measure_batch
 from scalerl_verl.pipeline.failures import WAITING_TAG
 from scalerl_verl.pipeline.groups import GroupWatch
+from scalerl_verl.pipeline.lead import Lead
 from scalerl_verl.pipeline.settings import pipeline_settings
 from scalerl_verl.upstream.registry import require_checked_run
 
@@ -58,14 +59,16 @@ class PPOTrainerPipelineRL(PPOTrainer):
         settings, sampler = self._settings, self.config.trainer.v1.sampler
         # A group has its requests' attempts one after the other, and some time for rewards.
         group_timeout_s = (settings.max_attempts + 1) * settings.request_timeout_s
+        rule = AdmissionRule(self.config.data.train_batch_size, settings.max_staleness)
         return PipelineReplayBuffer(
-            AdmissionRule(self.config.data.train_batch_size, settings.max_staleness),
+            rule,
             group_size=self.config.actor_rollout_ref.rollout.n,
             watch=GroupWatch(settings.max_attempts, group_timeout_s),
             admit=self._add_prompts_to_generate,
             reissue=self._reissue_groups,
             check_generators=lambda: self.weight_updater.check_generators(),
             num_steps=lambda: self.total_training_steps,
+            lead=Lead(rule) if settings.adapts_lead else None,
             trainer_mode=self.trainer_mode,
             trainer_config=self.config.trainer.v1.pipeline_rl,
             # Staleness is the rule's business: verl's own limit is off.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.pipeline.simulator import Outcome, Rates, Simulation
 from scalerl_verl.pipeline import AdmissionRule
+from scalerl_verl.pipeline.lead import Lead
 
 KINDS_OF_LENGTHS = {
     "equal": lambda rng: 20,
@@ -32,6 +33,7 @@ def simulate(k: int, way: str = "keep", num_steps: int = 12, **changes: object) 
     }
     rule = AdmissionRule(arguments.pop("batch_groups"), k)
     draw = KINDS_OF_LENGTHS[arguments.pop("lengths")]
+    arguments["lead"] = Lead(rule) if arguments.pop("adaptive", False) else None
     return Simulation(rule, way=way, draw_length=draw, **arguments).run(num_steps)
 
 
@@ -48,16 +50,29 @@ def simulate(k: int, way: str = "keep", num_steps: int = 12, **changes: object) 
     way=st.sampled_from(["keep", "recompute", "abort"]),
     lengths=st.sampled_from(sorted(KINDS_OF_LENGTHS)),
     fail_probability=st.sampled_from([0.0, 0.1, 0.6]),
+    adaptive=st.booleans(),
+    num_steps=st.sampled_from([8, 24]),
     seed=st.integers(0, 10**6),
 )
 def test_no_trained_token_is_older_than_k_and_nothing_deadlocks(
-    k, batch_groups, group_size, replicas, slots, train_s, update_s, way, lengths, fail_probability, seed
+    k,
+    batch_groups,
+    group_size,
+    replicas,
+    slots,
+    train_s,
+    update_s,
+    way,
+    lengths,
+    fail_probability,
+    adaptive,
+    num_steps,
+    seed,
 ) -> None:
     rates = Rates(replicas, slots, 0.01, 0.0, train_s, update_s, pause_s=0.01, resume_s=0.2, prefill_tokens_per_s=1e4)
-    num_steps = 8
     outcome = simulate(
         k, way, num_steps, rates=rates, batch_groups=batch_groups, group_size=group_size, lengths=lengths, seed=seed,
-        fail_probability=fail_probability,
+        fail_probability=fail_probability, adaptive=adaptive,
     )  # fmt: skip
     assert max(outcome.ages) <= k and min(outcome.ages) >= 0
     assert len(set(outcome.trained_groups)) == len(outcome.trained_groups) == num_steps * batch_groups

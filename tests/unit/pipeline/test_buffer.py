@@ -22,6 +22,7 @@ from scalerl_verl.pipeline.admission import AdmissionRule  # noqa: E402
 from scalerl_verl.pipeline.buffer import PipelineReplayBuffer  # noqa: E402
 from scalerl_verl.pipeline.failures import ERROR_TAG  # noqa: E402
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch  # noqa: E402
+from scalerl_verl.pipeline.lead import Lead  # noqa: E402
 
 GROUP_SIZE = 2
 
@@ -29,7 +30,9 @@ GROUP_SIZE = 2
 class World:
     """Prompts with their state, and a script of what happens while the trainer waits."""
 
-    def __init__(self, batch_groups: int, k: int, monkeypatch: pytest.MonkeyPatch, num_steps: int = 100) -> None:
+    def __init__(
+        self, batch_groups: int, k: int, monkeypatch: pytest.MonkeyPatch, num_steps: int = 100, lead: Lead | None = None
+    ) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
         self.count, self.step = 0, 1
         self.waits: list[Any] = []
@@ -46,6 +49,7 @@ class World:
             reissue=self.reissue,
             check_generators=self.check,
             num_steps=lambda: num_steps,
+            lead=lead,
             trainer_mode="pipeline_rl",
             trainer_config={},
             max_off_policy_threshold=None,
@@ -114,6 +118,26 @@ def test_groups_are_started_up_to_the_bound_and_the_oldest_train(monkeypatch: py
     world.waits.append(lambda: world.finish("g2"))
     assert world.sample(2)[0] == ["g0", "g2"], "at version 1 groups of version 0 train or never"
     assert world.count == 6
+
+
+def test_no_more_start_than_the_lead_says_and_it_learns_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Recording(Lead):
+        def note_batch(self, version: int, oldest: int, num_over: int, short: float, waited: float) -> None:
+            noted.append((version, oldest, num_over, short > 0, waited >= short))
+
+    noted: list[tuple[int, int, int, bool, bool]] = []
+    lead = Recording(AdmissionRule(2, 8))
+    lead.groups = 5
+    world = World(2, 8, monkeypatch, lead=lead)
+    world.waits = [lambda: world.finish("g0", "g1", "g2")]
+    _, metrics = world.sample(1)
+    assert world.count == 5 and metrics["lead"] == 1.5 and noted == [], "before the second batch no step has a length"
+    world.waits = [lambda: world.finish("g3")]
+    assert "g3" in world.sample(2)[0] and world.count == 7
+    lead.groups = 3
+    world.finish("g4", "g5", "g6")
+    assert "g4" in world.sample(3)[0] and world.count == 7, "three are there already"
+    assert noted == [(1, 0, -1, True, True), (2, 0, 1, False, True)]
 
 
 def test_straggler_of_the_last_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
