@@ -163,13 +163,30 @@ def _install_hold(module: ModuleType) -> None:
 
 
 def _install_uids(module: ModuleType) -> None:
-    """Groups are trained in the order of their ids."""
     numbers = itertools.count()
     module.uuid = SimpleNamespace(uuid4=lambda: uuid.UUID(int=next(numbers)))
 
 
+def _install_order(module: ModuleType) -> None:
+    """Groups and their rows are trained in the order of their ids, not in that in which they were complete."""
+    select, materialize = module.ReplayBuffer._select_prompt_uids, module.ReplayBuffer._materialize_batch
+
+    @functools.wraps(select)
+    def _select_prompt_uids(self: Any, partition_id: str, uids: set[str], batch_size: int) -> Any:
+        return select(self, partition_id, sorted(uids), batch_size)
+
+    @functools.wraps(materialize)
+    def _materialize_batch(self: Any, partition_id: str, uids: list[str], rows: dict[str, dict]) -> Any:
+        return materialize(self, partition_id, uids, dict(sorted(rows.items())))
+
+    module.ReplayBuffer._select_prompt_uids = _select_prompt_uids
+    module.ReplayBuffer._materialize_batch = _materialize_batch
+
+
 if os.environ.get("PROBE_TOGGLES"):
     after_import("scalerl_verl.verl.trainer", _install_replay)
+if os.environ.get("PROBE_SEED"):
+    after_import("verl.trainer.ppo.v1.replay_buffer", _install_order)
 for _variable, _install in {
     "PROBE_PROMPTS": _install_prompt_log,
     "PROBE_GATE_STEP": _install_gate,
