@@ -26,7 +26,7 @@ class FlawRates:
     doubt: one step is doubted and written again; keep_doubting is the chance of one more time, each time.
     """
 
-    slip: float = 0.15
+    slip: float = 0.2
     skip_work: float = 0.2
     doubt: float = 0.3
     keep_doubting: float = 0.85

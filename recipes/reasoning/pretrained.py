@@ -114,6 +114,7 @@ def load_gguf(file: Path) -> tuple[Any, Any]:
         # GGUF files of chat models name the start of a turn as its end; the template ends a turn with this token
         tokenizer.eos_token = tokenizer.pad_token = END_OF_TURN
         tokenizer.bos_token = START_OF_TURN
+        tokenizer.clean_up_tokenization_spaces = False  # made for other tokenizers: it would change the text
         end = vocabulary[END_OF_TURN]
         for config in (model.config, model.generation_config):
             config.eos_token_id = config.pad_token_id = end

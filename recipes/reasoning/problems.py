@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Problems of reasoning-gym as the files verl trains from, and demonstrations for the supervised phase.
 
-    python recipes/reasoning/problems.py --out DIR [--seed N] [--train 8192] [--test 512] [--demonstrations 24576]
+    python recipes/reasoning/problems.py --out DIR [--seed N] [--train 8192] [--test 512] [--demonstrations 32768]
 
 writes DIR/train.parquet, DIR/test.parquet (held out), DIR/demonstrations.parquet, and DIR/problems.json, which says
 what they are. One problem in eight is held out, by a hash of its text: neither phase ever trains on it. Needs
@@ -112,21 +112,26 @@ def problem_rows(families: Sequence[str], seed: int, split: str, num: int) -> li
     return [problem_row(family, entry, split, index) for index, (family, entry) in enumerate(drawn)]
 
 
-def demonstration_rows(families: Sequence[str], seed: int, num: int, flaws: FlawRates) -> list[Row]:
-    """Demonstrations on problems of the training split; a family of few problems repeats them."""
+def demonstration_rows(
+    families: Sequence[str], seed: int, num: int, flaws: FlawRates, perfect_share: float
+) -> list[Row]:
+    """Demonstrations on problems of the training split, the perfect ones first."""
     rng = random.Random(f"demonstrations/{seed}")
     streams = {family: stream_entries(family, seed, "demonstrations") for family in families}
     rows = []
     for index in range(num):
         family = families[index % len(families)]
         entry = next(streams[family])
-        shown = demonstrate(family, entry, rng, flaws)
-        rows.append({"family": family, "question": entry["question"].strip(), **dataclasses.asdict(shown)})
-    rng.shuffle(rows)
+        flawed = index >= perfect_share * num
+        shown = demonstrate(family, entry, rng, flaws if flawed else PERFECT)
+        row = {"family": family, "flawed": flawed, "question": entry["question"].strip()}
+        rows.append(row | dataclasses.asdict(shown))
     return rows
 
 
-def write(out: Path, families: Sequence[str], seed: int, sizes: dict[str, int], flaws: FlawRates) -> None:
+def write(
+    out: Path, families: Sequence[str], seed: int, sizes: dict[str, int], flaws: FlawRates, perfect_share: float
+) -> None:
     """Write the files, problems.json last.
 
     Raises:
@@ -136,7 +141,7 @@ def write(out: Path, families: Sequence[str], seed: int, sizes: dict[str, int], 
     import pyarrow.parquet
 
     rows = {split: problem_rows(families, seed, split, sizes[split]) for split in ("test", "train")}
-    rows["demonstrations"] = demonstration_rows(families, seed, sizes["demonstrations"], flaws)
+    rows["demonstrations"] = demonstration_rows(families, seed, sizes["demonstrations"], flaws, perfect_share)
     out.mkdir(parents=True, exist_ok=True)
     hashes = {}
     for split, found in rows.items():
@@ -144,7 +149,8 @@ def write(out: Path, families: Sequence[str], seed: int, sizes: dict[str, int], 
         hashes[split] = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
     settings = {name: dict(FAMILIES[name].settings) for name in families}
     facts = {
-        "seed": seed, "sizes": sizes, "flaws": dataclasses.asdict(flaws), "families": settings, "sha256": hashes,
+        "seed": seed, "sizes": sizes, "flaws": dataclasses.asdict(flaws), "perfect_share": perfect_share,
+        "families": settings, "sha256": hashes,
     }  # fmt: skip
     (out / "problems.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
@@ -157,19 +163,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="default: all of them")
     parser.add_argument("--train", type=int, default=8192, help="problems to train on (default %(default)s)")
     parser.add_argument("--test", type=int, default=512, help="held-out problems (default %(default)s)")
-    parser.add_argument("--demonstrations", type=int, default=24576, help="default %(default)s")
+    parser.add_argument("--demonstrations", type=int, default=32768, help="default %(default)s")
     for name, rate in dataclasses.asdict(FlawRates()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=rate, help=f"rate, default {rate}")
-    parser.add_argument("--perfect", action="store_true", help="demonstrations without flaws")
+    parser.add_argument("--perfect-share", type=float, default=0.6, help="demonstrations without flaws (default 0.6)")
     options = parser.parse_args(argv)
     try:
         rates = {rate.name: getattr(options, rate.name) for rate in dataclasses.fields(FlawRates)}
-        flaws = PERFECT if options.perfect else FlawRates(**rates)
+        if not 0 <= options.perfect_share <= 1:
+            raise ProblemsError(f"--perfect-share {options.perfect_share}: give a number from 0 to 1")
         sizes = {split: getattr(options, split) for split in SPLITS}
         families = list(dict.fromkeys(options.families))
         if min(sizes.values()) < len(families):
             raise ProblemsError(f"sizes {sizes} are too small: give {len(families)} or more of each")
-        write(options.out, families, options.seed, sizes, flaws)
+        write(options.out, families, options.seed, sizes, FlawRates(**rates), options.perfect_share)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

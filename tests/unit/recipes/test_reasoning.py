@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,8 @@ def test_flaw_rates_are_probabilities() -> None:
         FlawRates(keep_doubting=1)
 
 
-def row(thinking: str) -> dict[str, Any]:
-    shown = Demonstration(thinking, "74", "144")
-    return {"question": "57+87-70", "thinking": shown.thinking, "answer": "74", "answer_if_cut": "144"}
+def row(thinking: str, flawed: bool = True) -> dict[str, Any]:
+    return {"question": "57+87-70", "flawed": flawed, **asdict(Demonstration(thinking, "74", "144"))}
 
 
 def trained_text(tokenizer: Any, labels: list[int]) -> str:
@@ -94,14 +94,24 @@ def test_demonstration_beyond_the_budget_is_interrupted_and_the_phrase_is_not_tr
     assert trained_text(tokenizer, labels) == "<think>\n57+87=144</answer><|im_end|>"
 
 
-def test_batches_are_padded_at_the_end_and_go_on_without_end() -> None:
+def test_perfect_demonstrations_come_first_and_are_repeated_with_their_share() -> None:
+    rows = [row(str(number), flawed=number >= 3) for number in range(4)]
+    ordered = supervise.order_rows(rows, 16, random.Random(0))
+    assert [shown["flawed"] for shown in ordered] == [False] * 12 + [True] * 4
+    assert sorted(shown["thinking"] for shown in ordered[:12]) == sorted("012" * 4)
+    assert not any(shown["flawed"] for shown in supervise.order_rows(rows[:3], 5, random.Random(0)))
+
+
+def test_batches_are_padded_at_the_end_and_make_up_all_steps() -> None:
     tokenizer = build_tokenizer()
     rows = [row("<think>\n" + "9" * length) for length in range(12)]
-    batches = supervise.make_batches(tokenizer, rows, supervise.Settings(batch=5), pool=2)
-    for _, (tokens_BT, labels_BT) in zip(range(6), batches):
+    batches = list(supervise.make_batches(tokenizer, rows, supervise.Settings(steps=7, batch=5), pool=2))
+    assert len(batches) == 7
+    for tokens_BT, labels_BT in batches:
         assert tokens_BT.shape == labels_BT.shape and len(tokens_BT) == 5
-        padded_BT = labels_BT[:, 1:] != supervise.IGNORED
-        assert padded_BT.any(1).all()
+        lengths_B = (labels_BT != supervise.IGNORED).int().flip(1).argmax(1)
+        assert lengths_B.min() == 0, "the longest row has no padding"
+        assert (tokens_BT[labels_BT != supervise.IGNORED] == labels_BT[labels_BT != supervise.IGNORED]).all()
 
 
 def test_config_interrupts_with_the_phrase_and_budget_of_the_supervised_phase() -> None:
