@@ -76,6 +76,10 @@ def main() -> int:
     parser.add_argument(
         "--both-ways", action="store_true", help="validate interrupted as well as cut; such runs are for no other table"
     )
+    parser.add_argument(
+        "--head-offset", type=float, help="generate with logits rounded to bf16, this number on top of them"
+    )
+    parser.add_argument("--study", help="a name for runs that are compared among themselves and are for no other table")
     parser.add_argument("--suffix", default="", help="of the names of results")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which a recipe is ended")
     parser.add_argument("--record", type=Path, help="folder of runs: their rows go to the results that tables show")
@@ -128,6 +132,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--test-problems {arguments.test_problems} have no standard error; give 2 or more")
     if arguments.lr is not None and arguments.lr <= 0:
         raise ValueError(f"--lr {arguments.lr:g} must be above 0")
+    if arguments.head_offset is not None and not arguments.study:
+        raise ValueError("--head-offset changes what a recipe is: name the --study that such runs belong to")
     if arguments.device == "cuda":
         import torch
 
@@ -201,12 +207,15 @@ def run(name: str, arguments: argparse.Namespace) -> None:
         arguments.chunk_tokens,
         seeds,
         other,
+        arguments.head_offset,
     )
     facts = run_facts(f"{name}{arguments.suffix}") | (describe_gpu() if arguments.device == "cuda" else {})
     case = {"size": arguments.warm.name, "k": arguments.k, "train_problems": arguments.train_problems}
     case |= {"test_problems": arguments.test_problems, "lr": trainer.lr}
     if arguments.both_ways:
         case["both_ways"] = True
+    if arguments.study:
+        case |= {"study": arguments.study, "head_offset": arguments.head_offset}
     stored = json.dumps({"impl": name, "case": case, "facts": facts, "updates": arguments.updates})
     (arguments.out / f"{name}{arguments.suffix}.facts.json").write_text(stored, encoding="utf-8")
     files = [(arguments.out / f"{name}{arguments.suffix}.seed{s}.jsonl").open("w", encoding="utf-8") for s in seeds]
@@ -231,6 +240,9 @@ POINTS = {
     "prompts": "scalerl/data/prompts_sum",
     "kept_fraction": "scalerl/data/kept_fraction",
     "dropped": "scalerl/data/curriculum_dropped",
+    "clipped": "actor/clipped",
+    "log_ratio": "actor/log_ratio",
+    "grad_norm": "actor/grad_norm",
 }
 
 

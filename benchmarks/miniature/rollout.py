@@ -77,6 +77,7 @@ def generate(
     limits: Limits,
     vocabulary: Vocabulary,
     generator: torch.Generator,
+    head_offset: float | None = None,
 ) -> Responses:
     """Sample ``repeat`` responses a prompt at temperature 1; those of a prompt stand beside each other.
 
@@ -87,6 +88,8 @@ def generate(
         limits: of lengths.
         vocabulary: special ids.
         generator: on the models' device.
+        head_offset: round logits to bf16, as a generator's head without FP32 does, with this number on top of all of
+            them: it leaves the policy alone, and the larger it is the coarser is the rounding. None: FP32.
     """
     device = models.inverse_frequency.device
     lengths = torch.tensor([[len(prompt) for prompt in row] for row in prompts])
@@ -108,7 +111,10 @@ def generate(
     for position in range(T - 1):
         current = tokens[:, :, position].clamp(min=0)
         hidden = models.hidden(current[..., None], position, cache)
-        log_probs = models.logits(hidden[:, :, 0]).log_softmax(-1)
+        logits = models.logits(hidden[:, :, 0])
+        if head_offset is not None:
+            logits = (logits + head_offset).bfloat16().float()
+        log_probs = logits.log_softmax(-1)
         noise = torch.empty_like(log_probs).exponential_(generator=generator)
         chosen = (log_probs.exp() / noise).argmax(-1)
         index = position + 1 - first

@@ -68,7 +68,7 @@ def select_rows(rows: Iterable[Row], group: Group) -> Rows:
     """
     found: dict[str, list[Row]] = {}
     for row in rows:
-        if Group.of(row["case"]) == group and not row["case"].get("both_ways"):
+        if Group.of(row["case"]) == group and not (row["case"].get("both_ways") or row["case"].get("study")):
             found.setdefault(row["impl"], []).append(row)
     return {name: _longest_set(found[name]) for name in LABELS if name in found}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +100,7 @@ class Trainer:
         chunk_tokens: positions in a forward pass, of all models together.
         seeds: of the data's order.
         other_limits: of lengths, under which the held-out problems are sampled and graded a second time.
+        head_offset: of the head that generates what is trained on (`generate`); validation is FP32 always.
     """
 
     models: StackedModels
@@ -110,6 +112,7 @@ class Trainer:
     chunk_tokens: int
     seeds: Sequence[int]
     other_limits: Limits | None = None
+    head_offset: float | None = None
 
     def __post_init__(self) -> None:
         config = self.recipe.config
@@ -132,6 +135,7 @@ class Trainer:
         self.updates = self.batches = 0
         self.generated = [0] * self.models.num_models
         self.batch_metrics: list[dict[str, float]] = [{} for _ in self.seeds]
+        self.update_metrics: list[list[dict[str, float]]] = [[] for _ in self.seeds]
 
     def run(self, num_updates: int, validate_every: int) -> Iterator[list[dict[str, float]]]:
         """Train; yields what each run's log says at step 0 and after every ``validate_every`` optimizer steps."""
@@ -146,7 +150,11 @@ class Trainer:
                 yield self.validate()
 
     def sample(
-        self, problems: Sequence[Sequence[Problem]], repeat: int, limits: Limits | None = None
+        self,
+        problems: Sequence[Sequence[Problem]],
+        repeat: int,
+        limits: Limits | None = None,
+        head_offset: float | None = None,
     ) -> tuple[Responses, list[np.ndarray]]:
         """Responses to problems of every model, and the rewards of each model's rows, +1 or -1.
 
@@ -159,6 +167,7 @@ class Trainer:
             limits or self.limits,
             self.vocabulary,
             self.generator,
+            head_offset,
         )
         rewards = []
         for texts, row in zip(responses.texts(self.vocabulary), problems, strict=True):
@@ -186,8 +195,10 @@ class Trainer:
                     "scalerl/validation/num_prompts": len(rates),
                     "scalerl/validation/num_generations": len(reward),
                     **self.batch_metrics[m],
+                    **_means(self.update_metrics[m]),
                 }
             )
+            self.update_metrics[m].clear()
             if others is not None:
                 lines[-1]["scalerl/validation/pass_rate_other_limits"] = float((others[m] > 0).mean())
         return lines
@@ -201,7 +212,8 @@ class Trainer:
         lengths: list[list[float]] = [[] for _ in range(M)]
         while min(map(len, taken)) < want:
             drawn = [epochs.draw(ask) for epochs in self.epochs]
-            responses, rewards = self.sample([[problem for _, problem in row] for row in drawn], group)
+            problems = [[problem for _, problem in row] for row in drawn]
+            responses, rewards = self.sample(problems, group, head_offset=self.head_offset)
             counts = responses.mask_MNT.sum(2).cpu().numpy()
             for m in range(M):
                 for i, (key, _) in enumerate(drawn[m]):
@@ -255,21 +267,25 @@ class Trainer:
         num_tokens = mask.sum((1, 2)).tolist()
         counts = [{"batch_num_tokens": count, "global_batch_size": N} for count in num_tokens]
         chunk = max(1, self.chunk_tokens // (M * used))
-        clipped: list[dict[str, float]] = [{} for _ in range(M)]
+        sums: list[Counter[str]] = [Counter() for _ in range(M)]
         self.optimizer.zero_grad()
         for start in range(0, N, chunk):
             part = slice(start, start + chunk)
             logp = self._log_probs(tokens[:, part].clamp(min=0))
             total = logp.new_zeros(())
             for m in range(M):
-                loss, clipped[m] = self.recipe.loss(
-                    old[m, part, 1:], logp[m], advantages[m, part, 1:], mask[m, part, 1:], counts[m]
-                )
+                valid = mask[m, part, 1:]
+                loss, measured = self.recipe.loss(old[m, part, 1:], logp[m], advantages[m, part, 1:], valid, counts[m])
                 total = total + loss
+                distance = (logp[m].detach() - old[m, part, 1:])[valid].abs().sum()
+                share = int(valid.sum()) / max(1, num_tokens[m])
+                sums[m].update({name: float(value) * share for name, value in measured.items()})
+                sums[m].update({"log_ratio": float(distance) / max(1, num_tokens[m])})
             total.backward()
-        self._step()
+        norms = self._step()
         for m in range(M):
-            self.batch_metrics[m].update({f"actor/{name}": float(value) for name, value in clipped[m].items()})
+            found = {**sums[m], "grad_norm": norms[m]}
+            self.update_metrics[m].append({f"actor/{name}": value for name, value in found.items()})
 
     def _log_probs(self, tokens_MNT: Tensor) -> Tensor:
         """Of every token but the first, given those before, [M, N, T - 1]."""
@@ -278,8 +294,12 @@ class Trainer:
         log_probs = self.models.logits(hidden).log_softmax(-1).view(M, N, T - 1, -1)
         return log_probs.gather(-1, tokens_MNT[:, :, 1:, None])[..., 0]
 
-    def _step(self) -> None:
-        """Clip each model's gradient by its own norm, then step; warm-up as verl's scheduler has it, from 0."""
+    def _step(self) -> list[float]:
+        """Clip each model's gradient by its own norm, then step; warm-up as verl's scheduler has it, from 0.
+
+        Returns:
+            The norms.
+        """
         parameters = [p for p in self.models.parameters() if p.grad is not None]
         squares = sum(p.grad.flatten(1).square().sum(1) for p in parameters)
         norm_M = torch.sqrt(squares)
@@ -290,8 +310,12 @@ class Trainer:
             group["lr"] = self.lr * min(1.0, self.updates / max(1, self.warmup))
         self.optimizer.step()
         self.updates += 1
-        for metrics, norm in zip(self.batch_metrics, norm_M.tolist(), strict=True):
-            metrics["actor/grad_norm"] = norm
+        return norm_M.tolist()
+
+
+def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each metric over the optimizer steps since the last validation."""
+    return {name: statistics.fmean(row[name] for row in rows) for name in (rows[0] if rows else ())}
 
 
 def _pad(parts: Sequence[Sequence[Tensor]], fill: int) -> Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.miniature import bench, rollout, train
+from benchmarks.miniature import bench, rollout, runs, studies, train
 from benchmarks.miniature import recipe as recipes
 from benchmarks.miniature.model import StackedModels
 from recipes.quickstart import model as quickstart
@@ -68,6 +69,23 @@ def test_sampled_log_probs_are_those_that_training_computes(tokenizer, models) -
     position = torch.arange(T)
     assert not mask[position.expand(M, N, T) < sampled.first_MN[..., None]].any()
     assert mask.sum(2).min() >= 1 and mask.sum(2).max() <= 12
+
+
+def test_rounded_head_is_the_farther_from_training_the_larger_its_offset(tokenizer, models) -> None:
+    """What the generator records is log-probs of logits that bf16 has rounded; an offset alone changes no policy."""
+    stacked, distances = StackedModels(models), []
+    for offset in (None, 0.0, 64.0):
+        sampled = rollout.generate(
+            stacked, _prompts(tokenizer), 64, rollout.Limits(12), rollout.Vocabulary.of(tokenizer),
+            torch.Generator().manual_seed(0), offset,
+        )  # fmt: skip
+        tokens, mask = sampled.tokens_MNT, sampled.mask_MNT[:, :, 1:]
+        M, N, T = tokens.shape
+        logits = stacked.logits(stacked.hidden(tokens.clamp(min=0)).flatten(1, 2)).view(M, N, T, -1)[:, :, :-1]
+        picked = logits.log_softmax(-1).gather(-1, tokens.clamp(min=0)[:, :, 1:, None])[..., 0]
+        distances.append(float((sampled.logp_MNT[:, :, 1:] - picked)[mask].abs().mean()))
+    exact, rounded, coarse = distances
+    assert exact < 1e-5 < rounded and 10 * rounded < coarse < 0.5
 
 
 def test_thinking_is_interrupted_at_its_budget(tokenizer, models) -> None:
@@ -211,6 +229,8 @@ def test_a_recipe_learns(tokenizer, models) -> None:
     for before, after in zip(*lines, strict=True):
         assert after["scalerl/validation/pass_rate"] > before["scalerl/validation/pass_rate"] + 0.2
         assert after["scalerl/compute/generated_tokens"] > 0
+        assert after["actor/grad_norm"] > 0 and after["actor/log_ratio"] > 0 and 0 <= after["actor/clipped"] < 0.5
+        assert "actor/log_ratio" not in before
 
 
 def _trainer(tokenizer, models, chunk_tokens: int, num_updates: int = 2):
@@ -254,7 +274,7 @@ def test_gradient_does_not_depend_on_chunks(tokenizer, models) -> None:
     for chunk_tokens in (10_000, 100):
         trainer = _trainer(tokenizer, models, chunk_tokens)
         batch = trainer.sample_batch()
-        trainer._step = lambda: None
+        trainer._step = lambda: [0.0, 0.0]
         trainer._update(batch, trainer._prepare(batch), slice(0, 16))
         gradients.append([p.grad for p in trainer.models.parameters()])
     assert any(gradient.abs().max() > 1e-3 for gradient in gradients[0])
@@ -272,9 +292,10 @@ def test_optimizer_steps_share_a_batch_and_leave_its_policy(tokenizer, models) -
         shifts.append(float((logp - old)[mask].abs().max().detach()))
         return loss(old, logp, advantages, mask, counts)
 
-    def watch_step() -> None:
-        step()
+    def watch_step() -> list[float]:
+        norms = step()
         rates.append(trainer.optimizer.param_groups[0]["lr"])
+        return norms
 
     trainer._update = lambda batch, advantages, rows: (parts.append(rows), update(batch, advantages, rows))
     trainer._step = watch_step
@@ -332,6 +353,7 @@ def test_a_run_becomes_a_row_that_says_if_it_was_cut_off(tmp_path: Path, updates
         ("--train-problems 100", "--train-problems 100 are fewer than a batch has, 256"),
         ("--test-problems 1", "--test-problems 1 have no standard error"),
         ("--lr -1", "--lr -1 must be above 0"),
+        ("--head-offset 64", "--head-offset changes what a recipe is: name the --study"),
         ("--recipe grpo --suffix .there", "grpo.there.facts.json exists: give another --out or --suffix"),
     ],
 )
@@ -344,6 +366,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
         bench.main()
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["grpo.there.facts.json"]
+
+
+def test_runs_of_a_study_are_for_no_other_table() -> None:
+    case = {"size": "0.3M", "k": 8, "train_problems": 2048, "test_problems": 1000, "seed": 0}
+    rows = [
+        {"impl": "grpo", "hardware": "a card", "case": {**case, **more}, "points": {"tokens": [0, tokens]}}
+        for more, tokens in (({}, 5), ({"study": "head", "head_offset": 64.0}, 9))
+    ]
+    assert runs.select_rows(rows, runs.Group())["grpo"][0]["points"]["tokens"] == [0, 5]
 
 
 def test_only_new_runs_that_got_beyond_their_start_are_recorded(
@@ -393,3 +424,22 @@ def test_recorded_runs_of_a_seed_have_one_warm_start() -> None:
     assert len(starts) >= 8
     apart = {key: max(rates) - min(rates) for key, rates in starts.items()}
     assert {key: gap for key, gap in apart.items() if gap > 0.05} == {}
+
+
+@pytest.mark.parametrize("study", studies.STUDIES)
+def test_every_run_of_a_study_is_accepted_and_has_files_of_its_own(
+    study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: dict[str, dict[str, object]] = {}
+
+    def start(name: str, arguments: argparse.Namespace) -> None:
+        started[f"{name}{arguments.suffix}"] = vars(arguments)
+
+    monkeypatch.setattr(bench, "run", start)
+    monkeypatch.setattr(bench, "find_seeds", lambda warm, seeds: [0])
+    for name in studies.STUDIES[study].runs:
+        line = studies.command(study, name, tmp_path, ["--warm", "warm/3M"])
+        monkeypatch.setattr("sys.argv", line[2:])
+        assert bench.main() == 0
+    assert list(started) == list(studies.STUDIES[study].runs)
+    assert {given["study"] for given in started.values()} == {study}
