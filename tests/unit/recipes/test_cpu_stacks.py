@@ -44,18 +44,18 @@ def test_default_stack_goes_to_the_ordinary_folder(checkout: Path) -> None:
     done = choose(checkout)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"installs {checkout}/.venv from requirements-cpu.txt and requirements-cpu-0.28.txt",
+        f"installs {checkout}/.venv from requirements-cpu.txt and requirements-cpu-0.32.txt",
         f"uses {checkout}/.venv",
     ]
     assert choose(checkout, SCALERL_STACK="").stdout.splitlines()[-1] == f"uses {checkout}/.venv"
 
 
 def test_other_stack_goes_to_a_folder_of_its_own(checkout: Path) -> None:
-    done = choose(checkout, SCALERL_STACK="0.32")
+    done = choose(checkout, SCALERL_STACK="0.28")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"installs {checkout}/.venv-0.32 from requirements-cpu.txt and requirements-cpu-0.32.txt",
-        f"uses {checkout}/.venv-0.32",
+        f"installs {checkout}/.venv-0.28 from requirements-cpu.txt and requirements-cpu-0.28.txt",
+        f"uses {checkout}/.venv-0.28",
     ]
 
 
