@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of every test process and of what it starts."""
 
+import functools
 import logging
 import os
 import signal
@@ -13,7 +14,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import omegaconf.base
 import pytest
+
+# Hundreds of tests compose verl's config and resolve what refers to something in it: the same few texts every time.
+# Parsing them is two fifths of a start-up check.
+omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 RUNS_ARE_IN = ("e2e", "faults")
 """Folders of the tests that start runs: tests/run.sh looks for them nowhere else."""

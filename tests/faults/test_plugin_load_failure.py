@@ -68,11 +68,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenInstall:
     return BrokenInstall(tmp_path_factory.mktemp("broken"))
 
 
-@pytest.mark.parametrize("argument", ["+scalerl=recipe", "trainer.v1.trainer_mode=pipeline_rl"])
-def test_run_with_our_name_on_the_command_line_ends_at_once_with_the_cause(
-    broken: BrokenInstall, argument: str
-) -> None:
-    broken.check_refused(broken.main_ppo(argument))
+def test_run_with_our_name_on_the_command_line_ends_at_once_with_the_cause(broken: BrokenInstall) -> None:
+    """One of the names that `test_guard_recognises_every_name_wherever_it_stands` has."""
+    broken.check_refused(broken.main_ppo("trainer.v1.trainer_mode=pipeline_rl"))
     assert not (broken.cwd / "outputs").exists(), "the end has to come before Hydra composes a config"
 
 
