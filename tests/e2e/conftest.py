@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import interrupting, prompts_ahead
-from tests.e2e.launching import CPU_ENVIRONMENT, VerlRun, launch_verl, make_assets
+from tests.e2e import interrupting, prompts_ahead, synchronous
+from tests.e2e.launching import CPU_ENVIRONMENT, PATIENT, VerlRun, launch_verl, make_assets, set_back
 from tests.e2e.toggles import all_toggles
 
 RunVerl = Callable[..., VerlRun]
@@ -21,7 +21,6 @@ NAMED = (
     "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",
 )
 UNNAMED = ("+scalerl=cpu",)
-SYNC_STEPS = 3
 
 
 @pytest.fixture(scope="session")
@@ -55,26 +54,52 @@ def run_verl(tmp_path_factory: pytest.TempPathFactory, tiny_assets: Path) -> Run
     return run
 
 
-def sync_inputs(assets: Path) -> list[str]:
-    """Data and model of the synchronous run: known rewards, responses of many lengths."""
-    return [f"data.train_files={assets}/kinds.parquet", f"actor_rollout_ref.model.path={assets}/stopping"]
+@pytest.fixture(scope="session")
+def sync_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synchronous.make_data(tmp_path_factory.mktemp("sync-data"))
 
 
 @pytest.fixture(scope="session")
-def sync_run(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    """The recipe in verl's synchronous trainer: three steps, a checkpoint at the second, toggles after the first."""
-    toggles = tmp_path_factory.mktemp("toggles") / "toggles.json"
+def sync_run(
+    run_verl: RunVerl, tiny_assets: Path, sync_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> VerlRun:
+    """The recipe in verl's synchronous trainer, with a checkpoint and validations; toggles after the first step.
+
+    Where `sync_resumed` has run, too, its metrics are those of `first_metrics`.
+    """
+    folder = tmp_path_factory.mktemp("sync")
+    toggles = folder / "toggles.json"
     toggles.write_text(json.dumps(all_toggles()))
     return run_verl(
         "sync",
-        *sync_inputs(tiny_assets),
-        f"trainer.total_training_steps={SYNC_STEPS}",
-        "trainer.save_freq=2",
+        *synchronous.overrides(tiny_assets, sync_data, folder / "rollouts"),
+        f"trainer.total_training_steps={synchronous.STEPS}",
         "trainer.val_before_train=True",
-        "trainer.test_freq=2",
         "trainer.logger=[console,file,tensorboard,wandb]",
-        "trainer.resume_mode=auto",
         env={"PROBE_TOGGLES": str(toggles)},
+        folder=folder,
+    )
+
+
+@pytest.fixture(scope="session")
+def sync_resumed(sync_run: VerlRun, run_verl: RunVerl, tiny_assets: Path, sync_data: Path) -> VerlRun:
+    """The same folder, continued from the checkpoint; the generator cannot load the weights of one step more."""
+    assert sync_run.code == 0, sync_run.tail()
+    folder = set_back(sync_run, synchronous.SAVED)
+    weights = folder / "weights-resumed"
+    weights.mkdir()
+    num_loads = 1 + synchronous.STEPS - synchronous.SAVED
+    return run_verl(
+        "resumed",
+        *synchronous.overrides(tiny_assets, sync_data, folder / "rollouts-resumed"),
+        f"trainer.total_training_steps={synchronous.STEPS + 1}",
+        folder=folder,
+        env={
+            "PROBE_DIR": str(weights),
+            "SCALERL_VERL_STATUS_DIR": str(folder / "processes-resumed"),
+            "PROBE_FAIL_LOAD": str(num_loads),
+            **PATIENT,
+        },
     )
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from recipes.launch.processes import (
     see_processes,
 )
 from recipes.quickstart import model as quickstart_model
+from scalerl_verl.json_lines import read_records
 from tests.metric_names import undocumented
 
 REPO = Path(__file__).resolve().parents[2]
@@ -37,6 +40,8 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+PATIENT = {"SCALERL_VERL_SYNC_TIMEOUT_S": "3600"}
+"""Longer than a run may take: what ends one whose generator fails is the failure, not our patience with its silence."""
 
 
 @dataclass
@@ -64,6 +69,17 @@ class VerlRun:
         return self.log[-num_chars:]
 
 
+def problem(index: int, answer: str) -> dict:
+    """A row of the data; ``answer`` says what responses to it earn (see `reward`)."""
+    return {
+        "data_source": "tests/parity",
+        "prompt": [{"role": "user", "content": f"{index}+1"}],
+        "ability": "test",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"split": "train", "index": index},
+    }
+
+
 def make_assets(folder: Path) -> Path:
     """A random model with the quickstart's tokenizer, and files of 32 training problems (see `reward`).
 
@@ -86,15 +102,6 @@ def make_assets(folder: Path) -> Path:
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 
-    def row(index: int, answer: str) -> dict:
-        return {
-            "data_source": "tests/parity",
-            "prompt": [{"role": "user", "content": f"{index}+1"}],
-            "ability": "test",
-            "reward_model": {"style": "rule", "ground_truth": answer},
-            "extra_info": {"split": "train", "index": index},
-        }
-
     even, equal, half = (NUM_PROMPTS * [answer] for answer in ("even", "equal", f"2 of {GROUP_SIZE}"))
     files = {
         "train": [*even, *equal, *even, *even],
@@ -102,9 +109,9 @@ def make_assets(folder: Path) -> Path:
         "mixed": [*half, *half, *half, *half],
     }
     for name, answers in files.items():
-        rows = [row(index, answer) for index, answer in enumerate(answers)]
+        rows = [problem(index, answer) for index, answer in enumerate(answers)]
         pandas.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
-    pandas.DataFrame([row(100 + index, "even") for index in range(4)]).to_parquet(folder / "test.parquet")
+    pandas.DataFrame([problem(100 + index, "even") for index in range(4)]).to_parquet(folder / "test.parquet")
     return folder
 
 
@@ -188,11 +195,42 @@ def count_leftover(run_id: str, grace_s: float = 120.0) -> int:
     return count
 
 
+def set_back(run: VerlRun, saved: int) -> Path:
+    """Make the run's folder that of one which died after its checkpoint; what it wrote is kept beside."""
+    folder = run.folder
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(saved))
+    (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
+    (folder / "first-events.jsonl").write_text((folder / "checkpoints" / "curriculum.jsonl").read_text())
+    return folder
+
+
+def first_metrics(run: VerlRun) -> dict[int, dict[str, float]]:
+    """Step -> metrics of a run's first attempt, also when another one was resumed in its folder."""
+    path = run.folder / "metrics.first.jsonl"
+    lines = read_records(path if path.exists() else run.folder / "metrics.jsonl")
+    return {entry["step"]: entry["data"] for entry in lines}
+
+
+def check_failed_load(run: VerlRun, weights: Path) -> None:
+    """The run ended by itself, with the planted fault as its cause: verl would wait for ever."""
+    assert run.code not in (0, None)
+    # In the error that ends the run, not only somewhere in the engine's own log.
+    wanted = r"WeightSyncError: the generator failed to load the trainer's weights: .*planted fault"
+    assert re.search(wanted, run.log), run.tail()
+    assert (weights / "planted").exists()
+    assert run.leftover_processes == 0
+
+
 def last_step(folder: Path) -> int:
     """The last step whose metrics a run has written, which may be writing the next; 0 before the first."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself in between
+        os.kill(process, signal.SIGKILL)
 
 
 def title_of(process: int) -> str:

@@ -60,17 +60,19 @@ class PiecewiseScorer:
 
     Args:
         model_path: architecture.
-        weights: folder with ``sent-<n>.pt``, the weights of version n.
+        weights: folder with ``sent-<n>.pt``, the weights of version n later than ``first``.
+        first: version with which the run began.
     """
 
-    def __init__(self, model_path: Path, weights: Path) -> None:
+    def __init__(self, model_path: Path, weights: Path, first: int = 0) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-        self._weights = weights
+        self._weights, self._first = weights, first
         self._loaded: dict[int, dict[str, torch.Tensor]] = {}
 
     def _load(self, version: int) -> None:
         if version not in self._loaded:
-            self._loaded[version] = torch.load(self._weights / f"sent-{version}.pt", map_location="cpu")
+            path = self._weights / f"sent-{version - self._first}.pt"
+            self._loaded[version] = torch.load(path, map_location="cpu")
         missing = self._model.load_state_dict(self._loaded[version], strict=False)
         assert not missing.unexpected_keys
 
@@ -80,7 +82,7 @@ class PiecewiseScorer:
         sequence, past, start, logits = response.prompt + response.tokens, None, 0, []
         end = len(response.prompt) - 1
         for version, count in response.runs:
-            self._load(max(0, version + version_shift))
+            self._load(max(self._first, version + version_shift))
             end += count
             out = self._model(torch.tensor([sequence[start:end]]), past_key_values=past, use_cache=True)
             logits.append(out.logits[0, -count:])

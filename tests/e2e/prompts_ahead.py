@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of test_curriculum.py, the asynchronous one of which test_separate_async.py looks at, too."""
+"""The asynchronous run of test_separate_async.py and test_curriculum.py, with a checkpoint and three epochs or four."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from scalerl_verl.json_lines import read_records
-from tests.e2e.launching import VerlRun
+from tests.e2e.launching import problem
 
 ROWS, BATCH = 16, 4
 EASY, HARD = set(range(0, ROWS, 2)), set(range(1, ROWS, 2))
-# Four steps over everything, then two and two over the half that does not pass.
 STEPS, SAVED = 8, 5
 SEED = 0
 """Of an order in which no four of the first eight problems, nor the four of a later step, always pass all of them.
@@ -25,38 +24,12 @@ def make_data(folder: Path) -> Path:
     """Problems of which every second one always passes, and of the others two responses in four."""
     import pandas
 
-    def row(index: int) -> dict:
-        return {
-            "data_source": "tests/curriculum",
-            "prompt": [{"role": "user", "content": f"{index}+1"}],
-            "ability": "test",
-            "reward_model": {"style": "rule", "ground_truth": "pass" if index in EASY else "2 of 4"},
-            "extra_info": {"split": "train", "index": index},
-        }
-
-    pandas.DataFrame([row(index) for index in range(ROWS)]).to_parquet(folder / "train.parquet")
+    rows = [problem(index, "pass" if index in EASY else "2 of 4") for index in range(ROWS)]
+    pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
     return folder / "train.parquet"
 
 
-def overrides(data: Path, rollouts: Path) -> list[str]:
-    """Three epochs, with a checkpoint in the middle of the second."""
-    return [
-        # The recipe's sampler, as every run here.
-        f"data.train_files={data}",
-        f"data.train_batch_size={BATCH}",
-        "data.shuffle=True",
-        f"data.seed={SEED}",
-        # verl's default loads ahead with workers; then a loader's state is older than the history.
-        "data.dataloader_num_workers=2",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH}",
-        f"trainer.total_training_steps={STEPS}",
-        f"trainer.save_freq={SAVED}",
-        f"trainer.rollout_data_dir={rollouts}",
-        "trainer.resume_mode=auto",
-    ]
-
-
-def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
+def asynchronous_overrides(data: Path, rollouts: Path, steps: int = STEPS) -> list[str]:
     """Disaggregated: prompts are fetched one by one and ahead of their results.
 
     No step samples before all that was handed out in earlier steps is complete (verl's strategy ``wait``), and the
@@ -64,7 +37,16 @@ def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
     Which four of those eight come first is up to the hashes of their ids.
     """
     return [
-        *overrides(data, rollouts),
+        f"data.train_files={data}",
+        f"data.train_batch_size={BATCH}",
+        "data.shuffle=True",
+        f"data.seed={SEED}",
+        # verl's default loads ahead with workers; then a loader's state is older than the history.
+        "data.dataloader_num_workers=2",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.save_freq={SAVED}",
+        f"trainer.rollout_data_dir={rollouts}",
+        "trainer.resume_mode=auto",
         "trainer.v1.trainer_mode=separate_async",
         "actor_rollout_ref.hybrid_engine=False",
         "trainer.v1.separate_async.parameter_sync_step=2",
@@ -90,10 +72,3 @@ def asynchronous_overrides(data: Path, rollouts: Path) -> list[str]:
 
 def read_lines(path: Path) -> list[dict]:
     return read_records(path)
-
-
-def first_metrics(first: VerlRun) -> dict[int, dict[str, float]]:
-    """Step -> metrics of a run's first attempt, also when another one was resumed in its folder."""
-    path = first.folder / "metrics.first.jsonl"
-    lines = read_lines(path if path.exists() else first.folder / "metrics.jsonl")
-    return {entry["step"]: entry["data"] for entry in lines}

@@ -12,18 +12,24 @@ import torch
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.scaling.logs.reading import read_run
 from scalerl_verl.scaling.logs.selection import choose_curve
+from tests.e2e import synchronous
 from tests.e2e.conftest import RunVerl
-from tests.e2e.launching import GROUP_SIZE, VerlRun
+from tests.e2e.launching import (
+    GROUP_SIZE,
+    NUM_PROMPTS,
+    PATIENT,
+    VerlRun,
+    check_failed_load,
+    first_metrics,
+    set_back,
+)
 from tests.e2e.prompts_ahead import (
     BATCH,
     EASY,
-    HARD,
     ROWS,
     SAVED,
     STEPS,
     asynchronous_overrides,
-    first_metrics,
-    overrides,
     read_lines,
 )
 
@@ -43,73 +49,53 @@ def events(run: VerlRun) -> list[dict]:
     return read_lines(run.folder / "checkpoints" / "curriculum.jsonl")
 
 
-@pytest.fixture(scope="module")
-def first(run_verl: RunVerl, curriculum_data: Path, tmp_path_factory: pytest.TempPathFactory) -> VerlRun:
-    folder = tmp_path_factory.mktemp("curriculum")
-    return run_verl("curriculum", *overrides(curriculum_data, folder / "rollouts"), folder=folder)
-
-
-@pytest.fixture(scope="module")
-def resumed(first: VerlRun, run_verl: RunVerl, curriculum_data: Path) -> VerlRun:
-    """The same folder, continued from the checkpoint in the middle of the second epoch."""
-    folder = set_back(first)
-    return run_verl("resumed", *overrides(curriculum_data, folder / "rollouts-resumed"), folder=folder)
-
-
-def set_back(run: VerlRun) -> Path:
-    """Make the run's folder that of one which died after its checkpoint; what it wrote is kept beside."""
-    assert run.code == 0, run.tail()
-    folder = run.folder
-    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
-    (folder / "metrics.jsonl").rename(folder / "metrics.first.jsonl")
-    (folder / "first-events.jsonl").write_text((folder / "checkpoints" / "curriculum.jsonl").read_text())
-    return folder
-
-
 def first_events(first: VerlRun) -> list[dict]:
     path = first.folder / "first-events.jsonl"
     return read_lines(path) if path.exists() else events(first)
 
 
-def test_later_epochs_draw_each_remaining_prompt_once_and_no_mastered_one(first: VerlRun) -> None:
-    assert first.code == 0, first.tail()
-    steps = drawn(first.folder / "rollouts")
-    assert list(steps) == list(range(1, STEPS + 1))
-    epochs = [sorted(index for step in part for index in steps[step]) for part in ((1, 2, 3, 4), (5, 6), (7, 8))]
-    assert epochs[0] == sorted(list(range(ROWS)) * GROUP_SIZE)
-    assert epochs[1] == epochs[2] == sorted([*HARD] * GROUP_SIZE)
+def test_later_epochs_draw_each_remaining_prompt_once_and_no_mastered_one(sync_run: VerlRun) -> None:
+    assert sync_run.code == 0, sync_run.tail()
+    steps = drawn(sync_run.folder / "rollouts")
+    assert list(steps) == list(range(1, synchronous.STEPS + 1))
+    epochs = [sorted(index for step in part for index in steps[step]) for part in ((1, 2, 3), (4, 5), (6, 7))]
+    assert epochs[0] == sorted(list(range(synchronous.ROWS)) * GROUP_SIZE)
+    assert epochs[1] == epochs[2] == sorted([*synchronous.HARD] * GROUP_SIZE)
 
 
-def test_metrics_and_file_say_what_was_dropped(first: VerlRun) -> None:
+def test_metrics_and_file_say_what_was_dropped(sync_run: VerlRun) -> None:
     name = "scalerl/data/curriculum_"
-    metrics = first_metrics(first)
+    metrics = {step: values for step, values in first_metrics(sync_run).items() if step > 0}
     keys = ("epoch_max", "prompts_remaining_min", "dropped_this_epoch_max", "dropped_in_all_max", "visits_sum")
     seen = {step: [values[name + key] for key in keys] for step, values in metrics.items()}
-    assert seen[4] == [1, 16, 0, 0, BATCH]
-    assert seen[5] == seen[6] == [2, 8, 8, 8, BATCH]
-    assert seen[7] == [3, 8, 0, 8, BATCH]
-    assert sum(values[name + "mastered_visits_sum"] for values in metrics.values()) == len(EASY)
-    dropped = [line for line in first_events(first) if line["event"] == "dropped"]
-    assert {row for line in dropped for row in line["rows"]} == EASY
+    assert seen[3] == [1, 24, 0, 0, NUM_PROMPTS]
+    assert seen[4] == seen[5] == [2, 16, 8, 8, NUM_PROMPTS]
+    assert seen[6] == [3, 16, 0, 8, NUM_PROMPTS]
+    assert sum(values[name + "mastered_visits_sum"] for values in metrics.values()) == len(synchronous.EASY)
+    dropped = [line for line in first_events(sync_run) if line["event"] == "dropped"]
+    assert {row for line in dropped for row in line["rows"]} == synchronous.EASY
     assert all(line["epoch"] == 2 and line["responses"] == GROUP_SIZE for line in dropped)
 
 
-def test_resumed_run_draws_what_the_uninterrupted_one_drew(first: VerlRun, resumed: VerlRun) -> None:
-    assert resumed.code == 0, resumed.tail()
-    expected, again = drawn(first.folder / "rollouts"), drawn(first.folder / "rollouts-resumed")
-    assert again == {step: expected[step] for step in range(SAVED + 1, STEPS + 1)}
-    keys = [key for key in first_metrics(first)[STEPS] if key.startswith("scalerl/data/curriculum_")]
+def test_resumed_run_draws_what_the_uninterrupted_one_drew(sync_run: VerlRun, sync_resumed: VerlRun) -> None:
+    steps = range(synchronous.SAVED + 1, synchronous.STEPS + 1)
+    assert sorted(sync_resumed.metrics) == list(steps), sync_resumed.tail()
+    before, again = drawn(sync_run.folder / "rollouts"), drawn(sync_run.folder / "rollouts-resumed")
+    assert again == {step: before[step] for step in steps}
+    first = first_metrics(sync_run)
+    keys = [key for key in first[synchronous.STEPS] if key.startswith("scalerl/data/curriculum_")]
     assert len(keys) == 6
-    for step in range(SAVED + 1, STEPS + 1):
-        assert [resumed.metrics[step][key] for key in keys] == [first_metrics(first)[step][key] for key in keys]
+    for step in steps:
+        assert [sync_resumed.metrics[step][key] for key in keys] == [first[step][key] for key in keys]
 
 
-def test_file_of_the_resumed_run_lists_every_epoch_once(resumed: VerlRun) -> None:
-    assert [line["epoch"] for line in events(resumed) if line["event"] == "epoch"] == [1, 2, 3]
+def test_file_of_the_resumed_run_lists_every_epoch_once(sync_resumed: VerlRun) -> None:
+    """The fourth began with the step whose weights could not be loaded."""
+    assert [line["epoch"] for line in events(sync_resumed) if line["event"] == "epoch"] == [1, 2, 3, 4]
 
 
-def test_checkpoint_needs_no_class_of_ours(first: VerlRun) -> None:
-    path = first.folder / "checkpoints" / f"global_step_{SAVED}" / "data.pt"
+def test_checkpoint_needs_no_class_of_ours(sync_run: VerlRun) -> None:
+    path = sync_run.folder / "checkpoints" / f"global_step_{synchronous.SAVED}" / "data.pt"
     assert b"scalerl_verl" not in path.read_bytes()
     assert torch.load(path, weights_only=False)
 
@@ -121,13 +107,18 @@ def asynchronous(asynchronous_run: VerlRun) -> VerlRun:
 
 @pytest.fixture(scope="module")
 def asynchronous_resumed(asynchronous: VerlRun, run_verl: RunVerl, curriculum_data: Path) -> VerlRun:
-    """The same folder, continued from its checkpoint: when it was written, a batch of prompts was unanswered."""
-    folder = set_back(asynchronous)
+    """The same folder, continued from its checkpoint: when it was written, a batch of prompts was unanswered.
+
+    The generator cannot load the weights of one step more.
+    """
+    assert asynchronous.code == 0, asynchronous.tail()
+    folder = set_back(asynchronous, SAVED)
     (folder / "weights-resumed").mkdir()
-    lines = asynchronous_overrides(curriculum_data, folder / "rollouts-resumed")
+    lines = asynchronous_overrides(curriculum_data, folder / "rollouts-resumed", steps=STEPS + 1)
     # verl says at INFO what it asks anew.
     probe = {"PROBE_PROMPTS": "1", "PROBE_DIR": str(folder / "weights-resumed"), "VERL_LOGGING_LEVEL": "INFO"}
-    return run_verl("curriculum-async-resumed", *lines, folder=folder, env=probe)
+    fault = {"PROBE_FAIL_LOAD": str(1 + STEPS - SAVED), **PATIENT}
+    return run_verl("curriculum-async-resumed", *lines, folder=folder, env=probe | fault)
 
 
 def test_prompts_fetched_ahead_of_their_results_are_dropped_an_epoch_later_at_most(asynchronous: VerlRun) -> None:
@@ -153,11 +144,10 @@ def test_asynchronous_run_loses_and_doubles_no_prompt_when_it_is_resumed(
 
     The truth is what led to the last weights: the first run up to the checkpoint, then the resumed one.
     """
-    assert asynchronous_resumed.code == 0, asynchronous_resumed.tail()
-    assert sorted(asynchronous_resumed.metrics) == list(range(SAVED + 1, STEPS + 1))
+    assert sorted(asynchronous_resumed.metrics) == list(range(SAVED + 1, STEPS + 1)), asynchronous_resumed.tail()
     folder = asynchronous.folder
     before = [line for line in read_lines(folder / "weights" / "prompts.jsonl") if line["step"] <= SAVED]
-    after = read_lines(folder / "weights-resumed" / "prompts.jsonl")
+    after = [line for line in read_lines(folder / "weights-resumed" / "prompts.jsonl") if line["step"] <= STEPS]
     handed, trained = (
         [line["uid"] for line in before + after if line["event"] == event] for event in ("handed out", "trained")
     )
@@ -188,7 +178,8 @@ def test_every_epoch_of_a_resumed_asynchronous_run_is_complete(
         # The last epoch was not finished.
         assert set(mine) == set(range(ROWS)) - gone if rows else set(mine) <= set(range(ROWS)) - gone
     assert not rows, "prompts beyond the last epoch of the file"
-    assert [line["epoch"] for line in listed if line["event"] == "epoch"] in ([1, 2, 3], [1, 2, 3, 4])
+    epochs = [line["epoch"] for line in listed if line["event"] == "epoch"]
+    assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= 3
 
 
 def test_ledger_of_a_resumed_asynchronous_run_joins_its_attempts(
@@ -215,3 +206,7 @@ def test_ledger_of_a_resumed_asynchronous_run_joins_its_attempts(
     assert list(curve.steps) == list(range(1, STEPS + 1))
     merged = [before[step] if step <= SAVED else after[step] for step in curve.steps]
     assert list(curve.compute) == [metrics[f"{name}generated_tokens"] for metrics in merged]
+
+
+def test_failed_weight_load_ends_a_disaggregated_run_with_the_cause(asynchronous_resumed: VerlRun) -> None:
+    check_failed_load(asynchronous_resumed, asynchronous_resumed.folder / "weights-resumed")

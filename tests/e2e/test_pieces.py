@@ -14,8 +14,7 @@ import math
 import pytest
 import torch
 
-from scalerl_verl.json_lines import read_records
-from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
+from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun, first_metrics
 from tests.e2e.toggles import BASELINES, TOGGLES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -192,6 +191,5 @@ def test_run_itself_goes_on_as_if_nothing_had_been_replayed(sync_run: VerlRun) -
         for name, value in saved.items()
         if name in sent
     )
-    first = sync_run.folder / "metrics.first.jsonl"
-    records = read_records(first if first.exists() else sync_run.folder / "metrics.jsonl")
-    assert {record["data"].get(f"{CURRICULUM}visits_sum", NUM_PROMPTS) for record in records} == {NUM_PROMPTS}
+    steps = [metrics for step, metrics in first_metrics(sync_run).items() if step > 0]
+    assert {metrics[f"{CURRICULUM}visits_sum"] for metrics in steps} == {NUM_PROMPTS}

@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PipelineRL-k on the real stack: one trainer rank and vLLM replicas on the CPU, weights over gloo."""
+"""PipelineRL-k on the real stack: one trainer rank, one vLLM replica on the CPU, weights over gloo.
+
+One run, killed with k = 1 and resumed with k = 4.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from scalerl_verl.ledger.verl import STATE_FILE
 from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
-from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
+from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun, kill, last_step
 from tests.e2e.pipeline_data import PiecewiseScorer, Response, read_responses
 from tests.e2e.weights import compare_updates
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-STEPS, K = 22, 4
+STEPS, SAVE_EVERY, KILLED, NUM_ROWS = 22, 3, 5, 32
+FIRST_K, K = 1, 4
 LONG = (
     "data.max_response_length=160",
     "actor_rollout_ref.rollout.max_model_len=192",
@@ -33,50 +42,105 @@ RECIPE = ("+scalerl=[recipe,pipeline,cpu]", *PRESETS[1:])
 PREFIX = "scalerl/pipeline"
 
 
-def pipeline(assets: Path, k: int, steps: int) -> list[str]:
+def _overrides(assets: Path, k: int) -> list[str]:
+    """Most responses are short, and so are the steps that train them: a long one goes through several.
+
+    The model learns little enough for that to stay so.
+    """
     return [
-        f"data.train_files={assets}/mixed.parquet",
-        f"trainer.v1.pipeline_rl.max_staleness={k}",
-        f"trainer.total_training_steps={steps}",
         *LONG,
+        f"data.train_files={assets}/mixed.parquet",
+        f"actor_rollout_ref.model.path={assets}/uneven",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        f"trainer.v1.pipeline_rl.max_staleness={k}",
+        f"trainer.save_freq={SAVE_EVERY}",
+        f"trainer.total_training_steps={STEPS}",
+        "reward.custom_reward_function.name=gated_score",
     ]
 
 
 @pytest.fixture(scope="module")
-def run(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
-    """k = 4 over 22 updates, validation in the middle of it.
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pipeline")
 
-    Most responses are short, and so are the steps that train them: a long one goes through several. The model learns
-    little enough for that to stay so.
+
+@pytest.fixture(scope="module")
+def killed(run_verl: RunVerl, tiny_assets: Path, folder: Path) -> VerlRun:
+    """Every process gets SIGKILL some steps after a checkpoint, whatever it is doing.
+
+    A prompt of the batch after each checkpoint (rows come in order, 8 a step) is held until that is written: something
+    is in flight at any of them.
     """
+
+    def end(processes: set[int]) -> None:
+        saved = (folder / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
+        gate = folder / "weights" / "gate.json"
+        if gate.parent.exists():
+            held = NUM_PROMPTS * (2 * SAVE_EVERY if saved else SAVE_EVERY) % NUM_ROWS
+            gate.with_suffix(".new").write_text(json.dumps([held]))
+            gate.with_suffix(".new").rename(gate)
+        if last_step(folder) >= KILLED:
+            for process in processes:
+                kill(process)
+
+    return run_verl("killed", *_overrides(tiny_assets, FIRST_K), presets=PRESETS, folder=folder, each_second=end)
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path, killed: VerlRun) -> int:
+    """Step of the last checkpoint that is complete."""
+    return int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+
+
+@pytest.fixture(scope="module")
+def run(run_verl: RunVerl, tiny_assets: Path, folder: Path, killed: VerlRun, saved: int) -> VerlRun:
+    """The same folder, resumed and trained to its end, with validations on the way."""
+    assert killed.code == -signal.SIGKILL, killed.tail()
+    assert KILLED <= last_step(folder) < STEPS
+    assert 0 < saved < STEPS
+    os.rename(folder / "metrics.jsonl", folder / "metrics-killed.jsonl")
+    os.rename(folder / "weights", folder / "weights-killed")
     validation = ["trainer.test_freq=10", "actor_rollout_ref.rollout.val_kwargs.n=2"]
-    uneven = [f"actor_rollout_ref.model.path={tiny_assets}/uneven", "actor_rollout_ref.actor.optim.lr=1e-4"]
-    return run_verl("pipeline", *pipeline(tiny_assets, K, STEPS), *uneven, *validation, presets=PRESETS)
+    lines = [*_overrides(tiny_assets, K), *validation, "trainer.resume_mode=auto"]
+    return run_verl("resumed", *lines, presets=PRESETS, folder=folder)
 
 
 @pytest.fixture(scope="module")
 def responses(run: VerlRun) -> list[Response]:
+    """Of the resumed run."""
     assert run.code == 0, run.tail()
     return read_responses(run.folder / "weights")
 
 
-def test_run_ends_well(run: VerlRun) -> None:
+@pytest.fixture(scope="module")
+def before(folder: Path, saved: int) -> list[Response]:
+    """Of the killed run, up to its checkpoint: what the resumed one stands on."""
+    return [response for response in read_responses(folder / "weights-killed") if response.step <= saved]
+
+
+def test_killed_run_resumes_from_its_checkpoint_and_ends(run: VerlRun, saved: int) -> None:
     assert run.code == 0, run.tail()
     assert run.leftover_processes == 0
-    assert sorted(run.metrics) == list(range(1, STEPS + 1))
+    assert sorted(run.metrics) == list(range(saved + 1, STEPS + 1))
     assert any(name.startswith("val-") for name in run.metrics[10])
+    assert re.search(r"generated again \([1-9]\d* were unfinished\)", run.log), (
+        "nothing was in flight at the checkpoint: this run tests nothing"
+    )
 
 
-def test_every_version_reaches_the_engine_unchanged(run: VerlRun) -> None:
-    assert compare_updates(run.folder / "weights") == STEPS + 1
-    sent = [torch.load(run.folder / "weights" / f"sent-{n}.pt") for n in (0, STEPS)]
+def test_every_version_reaches_the_engine_unchanged(run: VerlRun, saved: int) -> None:
+    assert compare_updates(run.folder / "weights") == STEPS - saved + 1
+    sent = [torch.load(run.folder / "weights" / f"sent-{n}.pt") for n in (0, STEPS - saved)]
     assert any(not torch.equal(sent[0][name], sent[1][name]) for name in sent[0]), "training changed nothing"
 
 
-def test_no_trained_token_is_older_than_k_versions(responses: list[Response]) -> None:
-    ages = Counter(response.step - 1 - version for response in responses for version, _ in response.runs)
-    assert 0 <= min(ages) and max(ages) <= K
-    assert max(ages) >= 1, "nothing was off-policy: the bound was not tested"
+@pytest.mark.fault("a staleness bound of 0 or 1 that is off by one")
+def test_no_trained_token_is_older_than_k_versions(run: VerlRun, responses: list[Response], folder: Path) -> None:
+    """Before the kill, with its k, and over the resumption with a greater one."""
+    for of_run, k in ((read_responses(folder / "weights-killed"), FIRST_K), (responses, K)):
+        ages = Counter(response.step - 1 - version for response in of_run for version, _ in response.runs)
+        assert 0 <= min(ages) and max(ages) <= k
+        assert max(ages) >= 1, "nothing was off-policy: the bound was not tested"
 
 
 @pytest.mark.fault("a request that spans versions carries one version")
@@ -92,10 +156,10 @@ def test_responses_straddle_versions_and_every_token_has_one(responses: list[Res
 
 @pytest.mark.fault("a request that spans versions carries one version")
 def test_log_probs_are_those_of_the_weights_that_sampled_each_token(
-    run: VerlRun, responses: list[Response], tiny_assets: Path
+    run: VerlRun, responses: list[Response], tiny_assets: Path, saved: int
 ) -> None:
     """Recomputed piecewise under the recorded weights; under the version before they are others."""
-    scorer = PiecewiseScorer(tiny_assets / "model", run.folder / "weights")
+    scorer = PiecewiseScorer(tiny_assets / "model", run.folder / "weights", first=saved)
     chosen = sorted(responses, key=lambda response: len(response.runs))[-24:]
     errors, wrong = [], []
     for response in chosen:
@@ -108,7 +172,7 @@ def test_log_probs_are_those_of_the_weights_that_sampled_each_token(
 
 
 def test_updates_keep_requests_and_lose_nothing(run: VerlRun, responses: list[Response]) -> None:
-    assert sum(metrics[f"{PREFIX}/kept_requests"] for metrics in run.metrics.values()) > STEPS
+    assert sum(metrics[f"{PREFIX}/kept_requests"] for metrics in run.metrics.values()) > len(run.metrics)
     for metrics in run.metrics.values():
         assert metrics[f"{PREFIX}/tokens_lost"] == 0 and metrics[f"{PREFIX}/recomputed_tokens"] == 0
         assert 0 < metrics[f"{PREFIX}/swap_s"] < metrics[f"{PREFIX}/pause_s"]
@@ -131,16 +195,35 @@ def test_metrics_tell_what_the_data_say(run: VerlRun, responses: list[Response])
         assert 0 <= metrics[f"{PREFIX}/trainer_idle_fraction"] <= 1
 
 
-def test_no_prompt_is_lost_or_doubled_and_nothing_is_thrown_away(responses: list[Response]) -> None:
-    groups = Counter(response.group for response in responses)
+@pytest.mark.fault("resuming from a checkpoint skips or repeats prompts")
+def test_no_prompt_is_lost_or_doubled_by_resuming_and_nothing_is_thrown_away(
+    before: list[Response], responses: list[Response], saved: int
+) -> None:
+    """Fault: resume from a checkpoint, and prompts are skipped or repeated, long ones most."""
+    assert {response.step for response in before} == set(range(1, saved + 1))
+    assert {response.step for response in responses} == set(range(saved + 1, STEPS + 1))
+    groups = Counter(response.group for response in [*before, *responses])
     assert len(groups) == STEPS * NUM_PROMPTS and set(groups.values()) == {GROUP_SIZE}
     # 176 prompts of a file of 32, in its order: five passes and half of a sixth.
-    contents = Counter({response.group: response.content for response in responses}.values())
+    contents = Counter({response.group: response.content for response in [*before, *responses]}.values())
     assert Counter(contents.values()) == {6: 16, 5: 16}
 
 
-def test_ledger_counts_trainer_and_generator(run: VerlRun, responses: list[Response]) -> None:
-    check_ledger(run, num_gpus=2, wall_s=run.seconds)
-    assert [state["totals"]["steps"] for state in read_states(run)] == list(range(1, STEPS + 1))
-    sampled = sum(len(response.tokens) for response in responses)
-    assert run.metrics[STEPS]["scalerl/compute/generated_tokens"] == sampled
+def test_compute_of_a_killed_run_is_neither_lost_nor_counted_twice(
+    killed: VerlRun, run: VerlRun, before: list[Response], responses: list[Response], saved: int
+) -> None:
+    check_ledger(run, num_gpus=2, wall_s=killed.seconds + run.seconds)
+    state = json.loads((run.folder / "checkpoints" / f"global_step_{saved}" / STATE_FILE).read_text())
+    first, last = run.metrics[saved + 1], run.metrics[STEPS]
+    own = first["scalerl/data/generated_tokens_sum"]
+    assert first["scalerl/compute/generated_tokens"] == state["totals"]["generated_tokens"] + own
+    assert 3600 * first["scalerl/compute/gpu_hours"] > state["totals"]["gpu_seconds"] > 0
+    sampled = sum(len(response.tokens) for response in [*before, *responses])
+    assert last["scalerl/compute/generated_tokens"] == sampled
+    states = read_states(run)
+    attempt, rest = states[: saved - STEPS], states[saved - STEPS :]
+    assert [s["totals"]["steps"] for s in rest] == list(range(saved + 1, STEPS + 1))
+    assert [s["totals"]["steps"] for s in attempt] == list(range(1, len(attempt) + 1))
+    # What the killed attempt had done after its checkpoint is spent, on weights that are gone.
+    wasted = attempt[-1]["totals"]["generated_tokens"] - state["totals"]["generated_tokens"]
+    assert last["scalerl/compute/wasted_tokens"] == max(0, wasted)

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.e2e.launching import GROUP_SIZE, VerlRun
-from tests.e2e.prompts_ahead import BATCH, EASY, HIGH, STEPS, first_metrics, read_lines
+from tests.e2e.launching import GROUP_SIZE, VerlRun, first_metrics
+from tests.e2e.prompts_ahead import BATCH, EASY, HIGH, STEPS, read_lines
 from tests.e2e.weights import compare_updates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
