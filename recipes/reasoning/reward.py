@@ -20,7 +20,9 @@ ANSWER_TAG = "answer"
 @functools.cache
 def verifier_of(family: str) -> Callable[[str | None, dict[str, Any]], float]:
     """The verifier of a family of reasoning-gym, which grades with 0 to 1."""
-    from reasoning_gym.factory import get_score_answer_fn
+    # From the package, never from its module `factory`, which is there before the families are: responses are graded in
+    # threads, and another one may be importing the package at this moment.
+    from reasoning_gym import get_score_answer_fn
 
     return get_score_answer_fn(family)
 

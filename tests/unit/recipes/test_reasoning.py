@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from recipes.quickstart.model import build_tokenizer
 from recipes.reasoning import problems, reward, supervise
 from recipes.reasoning.demonstrations import PERFECT, Demonstration, FlawRates, demonstrate
 from recipes.reasoning.families import FAMILIES, Hand, solve_simple_equations
-from tests.paths import RECIPES
+from tests.paths import RECIPES, REPO
 
 SUM = {"question": "57 + 87 - 70 =", "answer": "74", "metadata": {"expression": "57 + 87 - 70"}}
 WORDS = {"question": "Reverse", "answer": "c, b, a", "metadata": {"words": ["a", "b", "c"]}}
@@ -129,6 +132,27 @@ def test_held_out_share_is_one_in_eight() -> None:
 def test_another_data_source_is_refused() -> None:
     with pytest.raises(ValueError, match=r"problems\.py"):
         reward.compute_score("gsm8k", "", "{}")
+
+
+def test_a_response_graded_while_the_library_is_being_imported_waits_for_it(tmp_path: Path) -> None:
+    """The library knows its families only at the end of its import, and verl grades the first responses in threads."""
+    library = tmp_path / "reasoning_gym"
+    library.mkdir()
+    (library / "__init__.py").write_text(
+        "import time\nfrom .factory import KNOWN, get_score_answer_fn\ntime.sleep(0.5)\nKNOWN['chain_sum'] = len\n"
+    )
+    (library / "factory.py").write_text("KNOWN = {}\ndef get_score_answer_fn(name):\n    return KNOWN[name]\n")
+    program = (
+        "import sys, threading\n"
+        "from recipes.reasoning.reward import verifier_of\n"
+        "first = threading.Thread(target=verifier_of, args=('chain_sum',))\n"
+        "first.start()\n"
+        "while 'reasoning_gym.factory' not in sys.modules: pass\n"
+        "assert verifier_of('chain_sum') is len\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPO)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_problems_of_the_splits_differ_and_the_verifier_takes_their_answers(tmp_path: Path) -> None:
