@@ -27,6 +27,7 @@ from benchmarks.head import tables as head
 from benchmarks.pipeline import tables as pipeline
 from benchmarks.planning.updates import updates_table
 from benchmarks.quickstart.table import quickstart_table
+from benchmarks.reasoning import table as reasoning
 from benchmarks.reference import baselines, commands, keys, patches, works_with
 from benchmarks.rows import REPO
 from benchmarks.step.table import short_table, step_table
@@ -86,6 +87,10 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "planned-updates": updates_table,
         "pipeline": pipeline.pipeline_table,
         "pipeline-before": partial(pipeline.pipeline_table, 1),
+    },
+    "recipes/smollm2-reasoning/README.md": {
+        "runs": reasoning.runs_table,
+        "families": reasoning.families_table,
     },
     "docs/baselines.md": {"keys": baselines.keys_table},
 }
