@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,7 +24,7 @@ class ScaleRLHttpServer(vLLMHttpServer):
     def _post_init(self, cuda_visible_devices: str) -> None:
         super()._post_init(cuda_visible_devices)
         self._is_fast = frontend.is_marked(self.config)
-        self._unannounced: set[str] = set()
+        self._unannounced: set[asyncio.Task | None] = set()
 
     def _get_worker_extension_cls(self) -> str:
         return EXTENSION
@@ -46,11 +47,12 @@ class ScaleRLHttpServer(vLLMHttpServer):
         fast = frontend.final_only(sampling_params) if self._is_fast else None
         if fast is None:
             return await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
-        self._unannounced.add(request_id)
+        task = asyncio.current_task()  # its id does not tell a request: verl's full_determinism gives all the same
+        self._unannounced.add(task)
         try:
             return await super().generate(prompt_ids, fast, request_id, **kwargs)
         finally:
-            self._unannounced.discard(request_id)
+            self._unannounced.discard(task)
 
     async def _enter(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's ``add_request``, for every request to the engine.
@@ -59,8 +61,9 @@ class ScaleRLHttpServer(vLLMHttpServer):
         for those on their way. A request that has one output only gets an empty one as soon as the engine has it.
         """
         queue = await self._take_in(request_id, prompt, *args, **kwargs)
-        if request_id in self._unannounced:
-            self._unannounced.discard(request_id)
+        task = asyncio.current_task()
+        if task in self._unannounced:
+            self._unannounced.discard(task)
             if queue.output is None:
                 queue.put(RequestOutput(request_id, None, None, None, outputs=[], finished=False))
         return queue

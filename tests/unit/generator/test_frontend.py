@@ -157,6 +157,38 @@ def test_request_is_no_longer_on_its_way_once_the_engine_has_it(cls: type) -> No
     asyncio.run(main())
 
 
+class SharedIdEngine(StubEngine):
+    """Takes requests in only after others had their turn, as vLLM does while it waits for its engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[RequestOutputCollector] = []
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any) -> RequestOutputCollector:
+        await asyncio.sleep(0)
+        queue = await super().add_request(request_id, prompt, params)
+        self.taken.append(queue)
+        return queue
+
+
+def test_requests_that_share_one_id_are_each_let_out_of_the_count() -> None:
+    """verl's ``rollout.full_determinism`` names every request of the V1 trainer ``det-0``.
+
+    Fault: only the first is announced, and an abort of all waits a minute for the others.
+    """
+
+    async def main() -> None:
+        server = make_server(SharedIdEngine(), 64, 16, 16, cls=ScaleRLHttpServer, fast=True)
+        tasks = [asyncio.ensure_future(server.generate([1, 2], {}, "det-0")) for _ in range(3)]
+        await settle()
+        assert len(server.engine.taken) == 3 and server._admitting == 0 and not server._unannounced
+        for queue in server.engine.taken:
+            queue.put(answer())
+        assert [output.token_ids for output in await asyncio.gather(*tasks)] == [[7]] * 3
+
+    asyncio.run(main())
+
+
 def test_answer_that_is_there_before_the_request_is_announced_stays_whole() -> None:
     async def main() -> None:
         server = make_server(StubEngine(), 64, 16, 16, cls=ScaleRLHttpServer, fast=True)
