@@ -62,6 +62,10 @@ def _names(config: DictConfig) -> Iterator[str]:
     for key in map(str, config.algorithm):
         if key != names.ALGORITHM_KEY and key.casefold().startswith((names.ALGORITHM_KEY, *OWN_KEYS)):
             yield f"algorithm.{key} has no effect: our settings are {ALGORITHM_SECTION}.{' and .'.join(OWN_KEYS)}"
+    for key in map(str, OmegaConf.select(config, names.V1) or ()):
+        for section in (names.PIPELINE_SECTION, names.OFF_POLICY_SECTION):
+            if key in KEYS[section] and key != "parameter_sync_step":
+                yield f"{names.V1}.{key} has no effect: set {section}.{key}"
     if OmegaConf.select(config, "async_training") is not None or OmegaConf.select(config, "rollout") is not None:
         yield (
             "this is not the V1 trainer of verl.trainer.main_ppo: other entry points replace the configured loss or "

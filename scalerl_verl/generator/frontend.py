@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import FAST_FRONTEND as KEY
 from scalerl_verl.names import ROLLOUT, select
+from scalerl_verl.names.reading import plain
 
 MARK = "scalerl_fast_frontend"
 """Key of ``rollout.custom``, verl's place for settings of others: a server is told the rollout's section only."""
@@ -46,6 +47,9 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         given = select(config, path, value)
         if given != value:
             yield f"{path}={given} with {KEY}=True: {why}; set {KEY}=False, or {path}={value}"
+    custom = plain(select(config, f"{ROLLOUT}.custom", {}))
+    if not isinstance(custom, Mapping):
+        yield f"{ROLLOUT}.custom={custom} with {KEY}=True: it is a section; set the keys below it, or set it to null"
 
 
 def complete(config: DictConfig) -> None:

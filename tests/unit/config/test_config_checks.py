@@ -108,6 +108,11 @@ REFUSALS: dict[str, Refusal] = {
         ["algorithm.scaleRL has no effect", "algorithm.scalerl.adv_norm"],
     ),
     "setting beside its section": ("recipe", {"algorithm.adv_norm": "none"}, ["algorithm.adv_norm has no effect"]),
+    "key of a mode beside its section": (
+        "pipeline",
+        {"trainer.v1.lead": "full"},
+        ["trainer.v1.lead has no effect", "set trainer.v1.pipeline_rl.lead"],
+    ),
     "preset group as a key": ("recipe", {"scalerl": "recipe"}, ["top-level key scalerl has no effect"]),
     "section that is a word": ("recipe", {"algorithm.scalerl": "drop"}, ["algorithm.scalerl='drop': it is a section"]),
     "estimator with a letter missing": (

@@ -58,6 +58,7 @@ def test_request_that_one_answer_would_change_stays_as_it_is(given: dict[str, An
 REFUSALS: dict[str, Refusal] = {
     "another rollout": ("fast_frontend", {f"{ROLLOUT}.name": "sglang"}, [f"{ROLLOUT}.name=sglang", f"set {KEY}=False"]),
     "prefill apart": ("fast_frontend", {f"{ROLLOUT}.disaggregation.enabled": True}, [f"set {KEY}=False"]),
+    "no section for the mark": ("fast_frontend", {f"{ROLLOUT}.custom": [1]}, [f"{ROLLOUT}.custom=", "set it to null"]),
     "no truth value": ("", {KEY: "yes"}, [f"{KEY}='yes'", "True or False"]),
 }
 
