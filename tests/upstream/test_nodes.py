@@ -42,6 +42,7 @@ def changed(**versions: str | None) -> dict[str, Any]:
         ({"torch": "2.13.0", "transformers": "5.11"}, 0, 2),
         ({"vllm": "0.24.0+cu129"}, 0, 1),
         ({"verl": "0.9.0", "torch": None}, 1, 1),
+        ({"verl": "my-fork", "torch": "unknown"}, 1, 1),
     ],
 )
 def test_three_packages_are_bound_and_two_only_warn(versions: dict[str, str | None], refused: int, warned: int) -> None:

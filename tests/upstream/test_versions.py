@@ -33,6 +33,9 @@ PAGES = ("README.md", "docs/pieces.md", "docs/package/description.md")
         ("vllm", "0.30.0rc1", "unknown"),
         ("vllm", "0.33.0", "supported"),
         ("vllm", "0.34.0", "unknown"),
+        ("vllm", "0.24.1+cu130", "supported"),
+        ("verl", "dev", "unknown"),
+        ("vllm", "0.24.0-my_fork!", "unknown"),
     ],
 )
 def test_version_is_judged(distribution: versions.Distribution, version: str, judgement: str) -> None:
