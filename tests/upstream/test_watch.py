@@ -159,7 +159,9 @@ def test_release_that_no_index_has_ends_with_2(tmp_path: Path, capsys: pytest.Ca
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_head_of_a_bare_repository_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A bare repository whose HEAD holds a verl that is empty."""
     work = tmp_path / "work"
     (work / "verl").mkdir(parents=True)
     (work / "verl" / "__init__.py").write_text("")
@@ -167,10 +169,27 @@ def test_head_of_a_bare_repository_is_looked_at(tmp_path: Path, capsys: pytest.C
     for command in (["init", "-q"], ["add", "-A"], [*person, "commit", "-qm", "stub"]):
         subprocess.run(["git", *command], cwd=work, check=True)
     subprocess.run(["git", "clone", "-q", "--bare", str(work), str(tmp_path / "bare")], check=True)
-    command = ["git", "-C", str(work), "log", "-1", "--format=%h (%cs)"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert watch.main(["--verl-checkout", str(tmp_path / "bare"), "--cache", str(tmp_path / "cache")]) == 1
-    assert capsys.readouterr().out.startswith(f"verl checkout {commit}: changed.")
+    return tmp_path / "bare"
+
+
+def head(repository: Path, form: str) -> str:
+    command = ["git", "-C", str(repository), "log", "-1", f"--format={form}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_head_of_a_bare_repository_is_looked_at(bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # A folder that an interrupted look has left behind is filled.
+    (tmp_path / "cache" / f"verl-{head(bare, '%h')}").mkdir(parents=True)
+    assert watch.main(["--verl-checkout", str(bare), "--cache", str(tmp_path / "cache")]) == 1
+    assert capsys.readouterr().out.startswith(f"verl checkout {head(bare, '%h (%cs)')}: changed.")
+
+
+def test_repository_of_something_else_is_named_and_not_kept(
+    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watch.main(["--vllm-checkout", str(bare), "--cache", str(tmp_path / "cache")]) == 2
+    assert f"{bare} is no checkout of vllm" in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()
 
 
 STUB_DIFF = """Subject: [stub] fix: a number

@@ -113,19 +113,37 @@ def get_checkout(distribution: Distribution, folder: Path, cache: Path) -> Tree:
     """
     package = "verl" if distribution == "verl" else "vllm"
     commit, dated = _git_facts(folder)
+    sources = folder
     if commit and not (folder / package).is_dir():
-        target = cache / f"{distribution}-{commit}"
-        if not target.is_dir():
-            target.mkdir(parents=True)
-            with tempfile.TemporaryFile() as stream:
-                subprocess.run(["git", "-C", str(folder), "archive", "HEAD"], stdout=stream, check=True)
-                stream.seek(0)
-                with tarfile.open(fileobj=stream) as archive:
-                    archive.extractall(target, filter="data")
-        folder = target
-    if not (folder / package / "__init__.py").is_file():
+        sources = cache / f"{distribution}-{commit}"
+        if not (sources / package).is_dir():
+            _unpack_head(folder, package, sources)
+    if not (sources / package / "__init__.py").is_file():
         raise WatchError(f"{folder} is no checkout of {package}: it holds no {package}/__init__.py")
-    return Tree(distribution, "main", folder.resolve(), dated, commit)
+    return Tree(distribution, "main", sources.resolve(), dated, commit)
+
+
+def _unpack_head(repository: Path, package: str, target: Path) -> None:
+    """Put the files of HEAD into ``target``, all or none: what is there is taken the next time.
+
+    Raises:
+        WatchError: HEAD holds no such package, or git cannot read it.
+    """
+    git = ["git", "-C", str(repository)]
+    held = subprocess.run([*git, "cat-file", "-e", f"HEAD:{package}/__init__.py"], capture_output=True)
+    if held.returncode != 0:
+        raise WatchError(f"{repository} is no checkout of {package}: its HEAD holds no {package}/__init__.py")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch, tempfile.TemporaryFile() as stream:
+        done = subprocess.run([*git, "archive", "HEAD"], stdout=stream, stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            raise WatchError(f"git cannot read HEAD of {repository}: {done.stderr.strip()}")
+        stream.seek(0)
+        unpacked = Path(scratch) / "sources"
+        with tarfile.open(fileobj=stream) as archive:
+            archive.extractall(unpacked, filter="data")
+        shutil.rmtree(target, ignore_errors=True)
+        unpacked.rename(target)
 
 
 def _git_facts(folder: Path) -> tuple[str, str]:
