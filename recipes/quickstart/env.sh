@@ -18,6 +18,10 @@ ensure_env() {
       "$(cd "$folder" && printf '%s\n' requirements-cpu-*.txt | sed 's/requirements-cpu-//; s/\.txt$//' | xargs)" >&2
     return 1
   fi
+  case ${SCALERL_INSTALLER:-uv} in
+    uv | pip) ;;
+    *) echo "error: SCALERL_INSTALLER=$SCALERL_INSTALLER is neither uv (the default) nor pip" >&2; return 1 ;;
+  esac
   SCALERL_VENV=$repo/.venv
   [ "$stack" = "$SCALERL_DEFAULT_STACK" ] || SCALERL_VENV=$repo/.venv-$stack
   local venv=$SCALERL_VENV python wanted
@@ -27,8 +31,9 @@ ensure_env() {
   # One stamp for the stack and one for the extra files: the quickstart and the tests do not undo each other's.
   wanted=$(cat "${lock[@]}" "$folder"/{env,interpreter,installer}.sh "$repo/setup.cfg" "$repo/pyproject.toml" \
     | sha256sum | cut -d' ' -f1)
-  if ! { keeps_venv "$venv" && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] \
-    && "$venv/bin/python" -c 'import scalerl_verl' 2>/dev/null; }; then
+  # The safe path: a checkout in which the command is run is no installation.
+  if ! { keeps_venv "$venv" && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ ! -e "$venv/$SCALERL_UNFINISHED" ] \
+    && PYTHONSAFEPATH=1 "$venv/bin/python" -c 'import scalerl_verl' 2>/dev/null; }; then
     install_stack "$repo" "$venv" "$python" "${lock[@]}" || return 1
     echo "$wanted" > "$stamp"
   fi

@@ -2,6 +2,9 @@
 # Sourced by env.sh: uv where it can be had, pip where it cannot.
 
 SCALERL_UV_VERSION=0.13.9
+# In a venv while something is installed into it. An installer that is killed leaves packages half there, and the next
+# one takes them for whole: such a venv is made anew.
+SCALERL_UNFINISHED=.scalerl-unfinished
 
 # find_uv REPO PYTHON: prints a uv that works: one on PATH, else the pinned one from the package index, in .venv-uv.
 # Fails, in silence but for LOG, where there is none or SCALERL_INSTALLER=pip is set.
@@ -74,11 +77,19 @@ install_stack() (
   repo=$1 venv=$2 python=$3; shift 3
   log=$(mktemp) uv=""
   trap 'rm -f "$log"' EXIT
-  echo "setting up $venv (3.3 GB; under a minute with uv and a fast network, minutes with pip)"
+  # pip answers ctrl-C itself, as a failure: without this, uv's would go on with pip.
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  echo "setting up $venv (3.5 GB; about a minute with uv and a fast network, minutes with pip)"
+  [ -w "$venv" ] || { [ ! -e "$venv" ] && [ -w "$repo" ]; } || {
+    echo "error: $venv cannot be written: take a clone in a folder of your own" >&2
+    exit 1
+  }
   uv=$(find_uv "$repo" "$python" "$log") || [ -n "$python" ] || no_python "$log" || exit 1
   [ -z "$uv" ] || settings_for_uv "$repo" "${python:-python3}"
   # A venv whose making was interrupted has a python but no pip.
-  { keeps_venv "$venv" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; } \
+  [ ! -e "$venv/$SCALERL_UNFINISHED" ] || echo "the last set-up was interrupted: making the environment anew"
+  { [ ! -e "$venv/$SCALERL_UNFINISHED" ] && keeps_venv "$venv" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; } \
     || make_venv "$venv" "$python" "$uv" 2>>"$log" || {
       tail -n 20 "$log" >&2
       [ -n "$python" ] || no_python "$log" || exit 1
@@ -86,16 +97,19 @@ install_stack() (
       exit 1
     }
   rm -f "$venv/.scalerl-env"
+  : > "$venv/$SCALERL_UNFINISHED"
   cp "$log" "$venv/install.log"
   if [ -n "$uv" ]; then
-    install_all "$repo" "$venv" "$uv" "$@" && exit 0
+    install_all "$repo" "$venv" "$uv" "$@" && { rm "$venv/$SCALERL_UNFINISHED"; exit 0; }
     echo "uv could not (see $venv/install.log): going on with pip"
   fi
-  install_all "$repo" "$venv" "" "$@" || {
-    tail -n 20 "$venv/install.log" >&2
-    echo "error: the installation failed, see above and $venv/install.log; re-running continues where it stopped" >&2
-    exit 1
-  }
+  install_all "$repo" "$venv" "" "$@" && { rm "$venv/$SCALERL_UNFINISHED"; exit 0; }
+  rm "$venv/$SCALERL_UNFINISHED"
+  tail -n 20 "$venv/install.log" >&2
+  ! tail -n 20 "$venv/install.log" | grep -q "connection broken by" || echo "error: no package index answers:" \
+    "check the network and the proxy, or name an index that can be reached (PIP_INDEX_URL)" >&2
+  echo "error: the installation failed, see above and $venv/install.log; re-running continues where it stopped" >&2
+  exit 1
 )
 
 # install_extra REPO VENV FILE...: what the tests need, with its dependencies.
@@ -103,15 +117,21 @@ install_extra() (
   repo=$1 venv=$2; shift 2
   extra=()
   for file in "$@"; do extra+=(-r "$file"); done
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
   echo "installing what the tests need"
+  : > "$venv/$SCALERL_UNFINISHED"
   if uv=$(find_uv "$repo" "$venv/bin/python" "$venv/install.log"); then
     settings_for_uv "$repo" "$venv/bin/python"
     set_packages "$venv" "$uv"
-    "${packages[@]}" "${extra[@]}" >>"$venv/install.log" 2>&1 && exit 0
+    "${packages[@]}" "${extra[@]}" >>"$venv/install.log" 2>&1 && { rm "$venv/$SCALERL_UNFINISHED"; exit 0; }
     echo "uv could not (see $venv/install.log): going on with pip"
   fi
   set_packages "$venv" ""
-  "${packages[@]}" --quiet "${extra[@]}"
+  code=0
+  "${packages[@]}" --quiet "${extra[@]}" || code=$?
+  rm "$venv/$SCALERL_UNFINISHED"
+  exit $code
 )
 
 # settings_for_uv REPO PYTHON: exports what pip of PYTHON is told about indexes, certificates and the like.

@@ -34,11 +34,13 @@ sys.exit(not (version in sys.argv[1:] and sys.implementation.name == "cpython" a
 
 # find_python: prints the Python to use; nothing if none fits (uv may bring one); fails if PYTHON names one that does not.
 find_python() {
-  local version
+  local version said
   if [ -n "${PYTHON:-}" ]; then
     python_fits "$PYTHON" && { echo "$PYTHON"; return 0; }
-    echo "error: PYTHON=$PYTHON is $("$PYTHON" --version 2>&1 || echo "not a Python")," \
-      "the pinned stack needs CPython ${SCALERL_PYTHONS// /, }: set PYTHON to one, or unset it" >&2
+    said=$("$PYTHON" --version 2>&1 | head -n 1) || said=""
+    case $said in "Python "*) ;; *) said="no Python that runs" ;; esac
+    echo "error: PYTHON=$PYTHON is $said; the pinned stack needs CPython ${SCALERL_PYTHONS// /, }:" \
+      "set PYTHON to one, or unset it" >&2
     return 1
   fi
   for version in $SCALERL_PYTHONS ""; do

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,10 @@ UV = """#!/bin/sh
 echo "uv $*" >> "$CALLS"
 case "$1" in
   venv) for home; do :; done; mkdir -p "$home/bin" && ln -sf "$BROUGHT" "$home/bin/python" ;;
-  pip) exit ${UV_FAILS:-0} ;;
+  pip)
+    [ "$3" != "$KILLED_AT" ] || kill -9 $PPID
+    exit ${UV_FAILS:-0}
+    ;;
 esac
 """
 """uv: its venvs have the Python ``$BROUGHT``."""
@@ -130,9 +134,10 @@ def test_a_name_on_the_path_that_does_not_run_is_passed_over(machine: Machine) -
 def test_given_python_is_taken_or_refused_but_never_replaced(machine: Machine) -> None:
     machine.python("3.11")
     assert machine.run("find_python", PYTHON=str(machine.python("3.13"))).stdout.strip().endswith("python3.13")
-    for given, said in ((str(machine.python("3.10")), "3.10"), ("python9", "python9")):
+    for given, said in ((str(machine.python("3.10")), "3.10"), ("python9", "python9"), ("ls -l", "ls -l"), ("/", "/")):
         refused = machine.run('ensure_env "$repo"', PYTHON=given)
-        assert refused.returncode != 0 and said in refused.stderr and "PYTHON" in refused.stderr
+        assert refused.returncode != 0 and f"PYTHON={given} " in refused.stderr and said in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
     assert not machine.installs("python")
 
 
@@ -245,6 +250,57 @@ def test_failed_installation_is_an_error_and_is_tried_again(machine: Machine) ->
     failed = machine.run('ensure_env "$repo"; echo went on', PIP_FAILS="1")
     assert failed.returncode != 0 and "went on" not in failed.stdout and "install.log" in failed.stderr
     assert machine.run('ensure_env "$repo"').returncode == 0
+
+
+def test_failed_environment_is_kept_and_one_that_was_killed_is_made_anew(machine: Machine) -> None:
+    """A killed uv leaves packages half there, which the next uv takes for whole."""
+    brought = machine.python("3.11")
+    machine.script("uv", UV)
+    rounds = [{"UV_FAILS": "1", "PIP_FAILS": "1"}, {"KILLED_AT": "--python"}, {}, {}]
+    made = []
+    for env in rounds:
+        machine.calls.write_text("", encoding="utf-8")
+        done = machine.run('ensure_env "$repo"; echo went on', BROUGHT=str(brought), **env)
+        assert ("went on" in done.stdout) == (done.returncode == 0) == (not env), done.stderr
+        made.append("uv venv" in machine.calls.read_text(encoding="utf-8"))
+    assert made == [True, False, True, False]
+
+
+def test_stamp_without_the_package_is_not_believed(machine: Machine) -> None:
+    """Also where the command is run in a checkout, from which Python would import the package."""
+    machine.python("3.11")
+    assert machine.run('ensure_env "$repo"').returncode == 0
+    machine.calls.write_text("", encoding="utf-8")
+    package = machine.repo / "scalerl_verl"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('the checkout')\n", encoding="utf-8")
+    assert machine.run('cd "$repo"; ensure_env "$repo"').returncode == 0
+    assert not machine.installs("python")
+
+
+@pytest.mark.parametrize("given", ["conda", "UV"])
+def test_unknown_installer_is_refused(machine: Machine, given: str) -> None:
+    machine.python("3.11")
+    refused = machine.run('ensure_env "$repo"', SCALERL_INSTALLER=given)
+    assert refused.returncode != 0 and f"SCALERL_INSTALLER={given}" in refused.stderr and "pip" in refused.stderr
+    assert not (machine.repo / ".venv").exists()
+
+
+def test_index_that_cannot_be_reached_is_said(machine: Machine) -> None:
+    text = PYTHON.replace("*install*)", "*install*) echo \"Retrying after connection broken by 'X'\" >&2;")
+    machine.script("python3.11", text.format(name="3.11", version="3.11"))
+    failed = machine.run('ensure_env "$repo"', PIP_FAILS="1")
+    assert failed.returncode != 0 and "no package index answers" in failed.stderr
+    machine.python("3.11")
+    assert "no package index answers" not in machine.run('ensure_env "$repo"', PIP_FAILS="1").stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser writes everywhere")
+def test_clone_that_cannot_be_written_is_said(machine: Machine) -> None:
+    machine.python("3.11")
+    machine.repo.chmod(0o555)
+    refused = machine.run('ensure_env "$repo"')
+    assert refused.returncode != 0 and "cannot be written" in refused.stderr
 
 
 def test_another_python_makes_the_environment_anew(machine: Machine) -> None:
