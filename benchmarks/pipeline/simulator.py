@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scalerl_verl.pipeline.admission import AdmissionRule
-from scalerl_verl.pipeline.lead import Lead
+from scalerl_verl.pipeline.lead import Lead, Wait
 from scalerl_verl.pipeline.versions import VersionRuns, count_by_age
 
 WAYS = ("keep", "recompute", "abort", "sync")
@@ -202,15 +202,14 @@ class Simulation:
         trained: list[int] = []
         for step in range(num_steps):
             self._admit(num_steps - step)
-            asked, num_over = now, len(self.finished) - self.rule.batch_groups
-            enough = asked if num_over >= 0 else None
+            asked, wait = now, Wait(self.rule.batch_groups, lambda: self._now)
+            wait.look(len(self.finished))
             while (batch := self._select()) is None:
                 self._admit(num_steps - step)
                 now = self._next_event(now)
-                if enough is None and len(self.finished) >= self.rule.batch_groups:
-                    enough = now
+                wait.look(len(self.finished))
             trainer_idle += now - asked
-            short_s, waited_s = (now if enough is None else enough) - asked, now - asked
+            short_s, waited_s = wait.short_s, wait.waited_s
             oldest = min(self.start[group] for group in batch)
             sequences = [sequence for group in batch for sequence in self.finished.pop(group)]
             for group in batch:
@@ -222,7 +221,7 @@ class Simulation:
             now = self._run_until(now, now + self.rates.update_s)
             if self.lead is not None and now > asked:
                 step_s = now - asked
-                self.lead.note_batch(self.version, oldest, num_over, short_s / step_s, waited_s / step_s)
+                self.lead.note_batch(self.version, oldest, wait.num_over, short_s / step_s, waited_s / step_s)
             self._update_weights(now)
         self.wasted_tokens += sum(s.length for group in self.finished.values() for s in group)
         busy = sum(replica.busy_slot_s for replica in self.replicas)
@@ -240,10 +239,8 @@ class Simulation:
         return self.rule.select(self.version, done, running)
 
     def _admit(self, num_steps_left: int) -> None:
-        num = self.rule.num_to_admit(len(self.start), num_steps_left)
-        if self.lead is not None:
-            num = min(num, max(0, self.lead.groups - len(self.start)))
-        for _ in range(num):
+        most = None if self.lead is None else self.lead.groups
+        for _ in range(self.rule.num_to_admit(len(self.start), num_steps_left, most)):
             self._begin(self._next)
             self._next += 1
 

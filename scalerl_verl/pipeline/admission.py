@@ -49,18 +49,20 @@ class AdmissionRule:
                 f"batch_groups={self.batch_groups} must be 1 or more, max_staleness={self.max_staleness} 0 or more"
             )
 
-    def num_to_admit(self, num_untrained: int, num_steps_left: int | None = None) -> int:
+    def num_to_admit(self, num_untrained: int, num_steps_left: int | None = None, most: int | None = None) -> int:
         """Groups that may start now.
 
         Args:
             num_untrained: groups that were started and have not trained, finished ones included.
             num_steps_left: optimizer steps until the end of the run, the next one included; None: no end. Data for
                 steps that will not come would be thrown away.
+            most: groups that may be untrained at once, where these are to be fewer than the rule allows.
         """
         num_batches = self.max_staleness + 1
         if num_steps_left is not None:
             num_batches = min(num_batches, num_steps_left)
-        return max(0, self.batch_groups * num_batches - num_untrained)
+        allowed = self.batch_groups * num_batches
+        return max(0, (allowed if most is None else min(allowed, most)) - num_untrained)
 
     def select(self, version: int, finished: Mapping[Group, int], running: Iterable[int]) -> list[Group] | None:
         """The groups of the next batch, oldest first, or None: wait.

@@ -81,9 +81,8 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             self._is_first_look = False
             self._sort_restored(global_steps)
         num_untrained = len(self.prompt_global_steps["train"])
-        num = self._rule.num_to_admit(num_untrained, max(0, self._num_steps() - global_steps + 1))
-        if self._lead is not None:
-            num = min(num, max(0, self._lead.groups - num_untrained))
+        most = None if self._lead is None else self._lead.groups
+        num = self._rule.num_to_admit(num_untrained, max(0, self._num_steps() - global_steps + 1), most)
         if not num:
             return
         waiting = self._find_waiting()[:num]

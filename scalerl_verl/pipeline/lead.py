@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from scalerl_verl.pipeline.admission import AdmissionRule
 
@@ -84,32 +85,41 @@ class Lead:
 
 
 class Wait:
-    """How long the trainer waits for one batch, and how much of that because too few groups are finished."""
+    """How long the trainer waits for one batch, and how much of that because too few groups are finished.
 
-    def __init__(self, batch_groups: int) -> None:
-        self._batch_groups = batch_groups
-        self._began = time.perf_counter()
-        self._num_first: int | None = None
+    Args:
+        batch_groups: groups of a batch.
+        clock: seconds, rising.
+    """
+
+    def __init__(self, batch_groups: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._batch_groups, self._clock = batch_groups, clock
+        self._first: tuple[int, float] | None = None
         self._enough_at: float | None = None
 
     def look(self, num_finished: int) -> None:
-        """Note how many groups are finished now."""
-        if self._num_first is None:
-            self._num_first, self._began = num_finished, time.perf_counter()
+        """Note how many groups are finished now; the first look is the moment from which the trainer waits."""
+        now = self._clock()
+        self._first = self._first or (num_finished, now)
         if self._enough_at is None and num_finished >= self._batch_groups:
-            self._enough_at = time.perf_counter()
+            self._enough_at = now
 
     @property
     def num_over(self) -> int:
         """Groups beyond a batch at the first look."""
-        return (self._num_first or 0) - self._batch_groups
+        return self._first_look[0] - self._batch_groups
 
     @property
     def short_s(self) -> float:
         """Seconds until a batch of groups was finished."""
-        return (self._enough_at or time.perf_counter()) - self._began
+        return (self._clock() if self._enough_at is None else self._enough_at) - self._first_look[1]
 
     @property
     def waited_s(self) -> float:
         """Seconds since the first look."""
-        return time.perf_counter() - self._began
+        return self._clock() - self._first_look[1]
+
+    @property
+    def _first_look(self) -> tuple[int, float]:
+        assert self._first is not None, "nobody has looked yet"
+        return self._first
