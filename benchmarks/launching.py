@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.rows import REPO
+from recipes.launch.command import CPU_ENVIRONMENT
 from recipes.launch.processes import RUN_ID_ENV, end_processes, run_marks
 
-CPU_ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 ON_GPU = (
     "+ray_kwargs.ray_init.include_dashboard=False",
     "data.dataloader_num_workers=0",

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import append_rows, describe_gpu, run_facts
+from recipes.reasoning.reward import SOURCE_PREFIX as FAMILY
 from scalerl_verl.json_lines import read_records
 
 Row = dict[str, Any]
 BENCH = "reasoning"
 VALIDATION = "scalerl/validation/"
-FAMILY = "reasoning_gym/"
 METRICS = {
     "generated_tokens": "scalerl/compute/generated_tokens",
     "gpu_hours": "scalerl/compute/gpu_hours",

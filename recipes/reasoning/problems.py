@@ -23,11 +23,11 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder, whose modules have plain names
 
+from recipes.quickstart.task import is_held_out
 from recipes.reasoning.demonstrations import PERFECT, FlawRates, demonstrate
 from recipes.reasoning.families import FAMILIES, Entry
+from recipes.reasoning.reward import SOURCE_PREFIX
 
-SOURCE_PREFIX = "reasoning_gym/"
-HELD_OUT_BUCKETS = 8
 MAX_DRAWS_EACH = 50
 """Draws for a problem that is wanted, at most: a generator of few problems ends there."""
 SPLITS = ("test", "train", "demonstrations")
@@ -36,12 +36,6 @@ Row = dict[str, Any]
 
 class ProblemsError(ValueError):
     """The problems cannot be made; the message says what to change."""
-
-
-def is_held_out(question: str) -> bool:
-    """Whether a problem is held out (about one in eight), by the SHA-256 of its text."""
-    digest = hashlib.sha256(question.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % HELD_OUT_BUCKETS == 0
 
 
 def stream_entries(family: str, seed: int, split: str) -> Iterator[Entry]:

@@ -29,7 +29,7 @@ import torch
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder, whose modules have plain names
 
-from recipes.quickstart.model import sample_responses
+from recipes.quickstart.model import format_prompt, sample_responses
 from recipes.reasoning import pretrained
 from recipes.reasoning.demonstrations import ANSWER_END, THINK_END
 from recipes.reasoning.reward import compute_score
@@ -71,19 +71,13 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return pyarrow.parquet.read_table(file).to_pylist()
 
 
-def prompt_text(tokenizer: Any, question: str) -> str:
-    """The text that the model continues, as verl makes it of the data file."""
-    turns = [{"role": "user", "content": question}]
-    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-
-
 def encode(tokenizer: Any, row: dict[str, Any], budget: int) -> tuple[list[int], list[int]]:
     """Token ids and labels of one demonstration; the phrase is there if the thinking is longer than ``budget``."""
 
     def ids_of(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    prompt = ids_of(prompt_text(tokenizer, row["question"]))
+    prompt = ids_of(format_prompt(tokenizer, row["question"]))
     thinking = ids_of(row["thinking"])
     if len(thinking) > budget:
         phrase, thinking = ids_of(PHRASE), thinking[:budget]
@@ -168,7 +162,7 @@ def measure_start(
 ) -> dict[str, float]:
     """Pass rate at temperature 1, of each family and of all; nothing is interrupted, so a bit below verl's."""
     tokenizer.padding_side = "left"
-    prompts = [prompt_text(tokenizer, row["prompt"][0]["content"]) for row in rows]
+    prompts = [format_prompt(tokenizer, row["prompt"][0]["content"]) for row in rows]
     responses = []
     for start in range(0, len(prompts), 64):
         responses += sample_responses(model, tokenizer, prompts[start : start + 64], response_tokens, seed + start)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipes.launch.command import CPU_ENVIRONMENT
 from recipes.launch.processes import (
     Process,
     end_processes,
@@ -34,12 +35,6 @@ PROBE = Path(__file__).resolve().parent / "probe"
 NUM_PROMPTS, GROUP_SIZE = 8, 4
 FIRST_KINDS = ("1 of 4", "2 of 4", "2 of 4", "3 of 4", "pass", "equal", "1 of 4", "2 of 4")
 """Answers of the first batch of ``kinds.parquet``: six groups with a signal, one all right, one all wrong."""
-CPU_ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 PATIENT = {"SCALERL_VERL_SYNC_TIMEOUT_S": "3600"}
 """Longer than a run may take: what ends one whose generator fails is the failure, not our patience with its silence."""
 
