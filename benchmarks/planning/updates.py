@@ -7,6 +7,7 @@ from benchmarks.markdown import table
 from scalerl_verl.names import DEVICE, HOST
 from scalerl_verl.pipeline.transfer import sent_weights
 from scalerl_verl.planning.balance import Assumptions
+from scalerl_verl.planning.layout import GIB
 from scalerl_verl.planning.update import GPUS_OF_A_HOST, Update
 from scalerl_verl.shapes import find_shape
 
@@ -18,7 +19,7 @@ BF16 = 2
 
 def plan_update(model: str, ranks: int, staging: str) -> Update:
     """What a plan of such a run holds, with the network that it assumes."""
-    network = Assumptions(mean_prompt=1, mean_response=1).network_gbs * 1e9
+    network = Assumptions.network_gbs * 1e9
     sent = float(sum(sent_weights(find_shape(model))) * BF16)
     return Update(sent, TRAINERS, GPUS_OF_A_HOST, GENERATORS, ranks, staging, network)
 
@@ -33,7 +34,7 @@ def updates_table() -> str:
                 (
                     f"{model.removeprefix('Qwen/')}, TP {ranks}",
                     staging,
-                    f"{update.sent_bytes / 2**30:,.1f}",
+                    f"{update.sent_bytes / GIB:,.1f}",
                     f"{update.blocked_s:.2f}",
                     f"{update.pause_s:.3f}",
                 )

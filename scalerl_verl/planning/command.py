@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import MODEL, ROLLOUT, select
+from scalerl_verl.planning.balance import DEVICES, Assumptions
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -62,14 +63,14 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--reserve-gib", type=float, help="kept for CUDA, NCCL, fragmentation (default 5%% of a GPU)")
     parser.add_argument("--mean-prompt", type=float, help="tokens (default: a quarter of the greatest length)")
     parser.add_argument("--mean-response", type=float, help="tokens (default: half of the greatest length)")
-    parser.add_argument("--training-efficiency", type=float, default=0.35, help="share of the peak (default .35)")
-    parser.add_argument("--decode-efficiency", type=float, default=0.65, help="share of the ideal (default .65)")
-    parser.add_argument(
-        "--network-gbs",
-        type=float,
-        default=40.0,
-        help="GB/s of one GPU's network card (default 40), for weight updates",
-    )
+    assumed = {
+        "training_efficiency": "share of the peak (default %(default)g)",
+        "decode_efficiency": "share of the ideal (default %(default)g)",
+        "network_gbs": "GB/s of one GPU's network card (default %(default)g), for weight updates",
+    }
+    for name, text in assumed.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=float, default=getattr(Assumptions, name), help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_plan)
 
@@ -94,7 +95,6 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
         ScaleRLConfigError: a wrong argument, recipe or config.
     """
     from scalerl_verl.config.preset_report import find_fixes
-    from scalerl_verl.planning.balance import DEVICES, Assumptions
     from scalerl_verl.planning.layout import GIB, read_layout
     from scalerl_verl.planning.plan import make_plan, with_gpus
     from scalerl_verl.planning.resolve import Primary, compose_and_compare

@@ -61,9 +61,8 @@ class Update:
 
         A node takes what it lacks through the network cards of all its GPUs.
         """
-        here = min(self.trainers, self.trainers_per_node)
-        missing = 1 - here / self.trainers
-        return min(NVLINK_BYTES_S, here * self.network_bytes_s / missing) if missing else NVLINK_BYTES_S
+        missing = 1 - self._on_one_node / self.trainers
+        return min(NVLINK_BYTES_S, self._cards_bytes_s / missing) if missing else NVLINK_BYTES_S
 
     @property
     def send_bytes_s(self) -> float:
@@ -72,9 +71,17 @@ class Update:
         They leave the first trainer's node through the network cards of all trainers there, which verl's NCCL engine
         takes into its group as relays. In host memory they arrive at the speed of the bus.
         """
-        relays = min(self.trainers, self.trainers_per_node) * self.network_bytes_s
-        rates = [NVLINK_BYTES_S, *([] if self.within_host else [relays])]
+        rates = [NVLINK_BYTES_S, *([] if self.within_host else [self._cards_bytes_s])]
         return min(*rates, BUS_BYTES_S) if self.staging == HOST else min(rates)
+
+    @property
+    def _on_one_node(self) -> int:
+        return min(self.trainers, self.trainers_per_node)
+
+    @property
+    def _cards_bytes_s(self) -> float:
+        """Of the network cards of all trainers on a node together."""
+        return self._on_one_node * self.network_bytes_s
 
     @property
     def blocked_s(self) -> float:
