@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,7 +266,7 @@ class Trainer:
         num_tokens = mask.sum((1, 2)).tolist()
         counts = [{"batch_num_tokens": count, "global_batch_size": N} for count in num_tokens]
         chunk = max(1, self.chunk_tokens // (M * used))
-        sums: list[Counter[str]] = [Counter() for _ in range(M)]
+        sums: list[dict[str, Tensor]] = [{} for _ in range(M)]  # on the device: a look at it would wait for it
         self.optimizer.zero_grad()
         for start in range(0, N, chunk):
             part = slice(start, start + chunk)
@@ -278,13 +277,13 @@ class Trainer:
                 loss, measured = self.recipe.loss(old[m, part, 1:], logp[m], advantages[m, part, 1:], valid, counts[m])
                 total = total + loss
                 distance = (logp[m].detach() - old[m, part, 1:])[valid].abs().sum()
-                share = int(valid.sum()) / max(1, num_tokens[m])
-                sums[m].update({name: float(value) * share for name, value in measured.items()})
-                sums[m].update({"log_ratio": float(distance) / max(1, num_tokens[m])})
+                parts = {name: value * valid.sum() for name, value in measured.items()} | {"log_ratio": distance}
+                sums[m] = {name: value + sums[m].get(name, 0) for name, value in parts.items()}
             total.backward()
         norms = self._step()
         for m in range(M):
-            found = {**sums[m], "grad_norm": norms[m]}
+            means = {name: float(value) / max(1, num_tokens[m]) for name, value in sums[m].items()}
+            found = {**means, "grad_norm": norms[m]}
             self.update_metrics[m].append({f"actor/{name}": value for name, value in found.items()})
 
     def _log_probs(self, tokens_MNT: Tensor) -> Tensor:
