@@ -78,10 +78,11 @@ def run_facts(run_id: str) -> dict[str, Any]:
     }
 
 
-def append_rows(bench: str, rows: list[dict[str, Any]]) -> Path:
-    """Append rows to the bench's file and return it."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{bench}.jsonl"
+def append_rows(bench: str, rows: list[dict[str, Any]], out: Path | None = None) -> Path:
+    """Append rows to the bench's file, or to ``out`` in its place, and return it."""
+    if out is None:
+        RESULTS.mkdir(exist_ok=True)
+    path = out or RESULTS / f"{bench}.jsonl"
     with path.open("a", encoding="utf-8") as stream:
         stream.writelines(json.dumps({"bench": bench, **row}, sort_keys=True) + "\n" for row in rows)
     return path

@@ -39,8 +39,8 @@ from benchmarks.frontend.turns import (
     WAYS,
     Plan,
     Rows,
+    measured,
     say,
-    watch_memory,
 )
 from benchmarks.rows import describe_gpu, run_facts
 
@@ -84,16 +84,13 @@ class Bench:
         return self.ask_engine if name == ENGINE else self.ask_server
 
     async def turn(self, name: str, num_requests: int, num_tokens: int) -> dict[str, float]:
-        """Seconds, those that the front end's process computed, and whether every answer has its length."""
+        """What the front end's process paid (`measured`), and whether an answer lacks tokens."""
         ask = self.way(name)
         await self.server.engine.reset_prefix_cache()
-        begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-        with watch_memory() as memory:
+        with measured() as found:
             answers = await asyncio.gather(*(ask(number, num_tokens) for number in range(num_requests)))
-        seconds, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
         complete = all(len(tokens) == len(log_probs) == num_tokens for tokens, log_probs in answers)
-        found = {"seconds": round(seconds, 3), "frontend_cpu_s": round(cpu_s, 3), "failed": not complete}
-        return {**found, "frontend_grew_mib": round(max(memory) - memory[0])}
+        return {**found, "failed": not complete}
 
     async def compare(self) -> str | None:
         """What differs between the three ways on a request with a seed, one at a time; None if nothing does."""
@@ -127,9 +124,7 @@ def measure_library(bench: Bench, plan: Plan) -> None:
     llm = make_llm(bench.server.engine.vllm_config)
 
     def take(num_requests: int, num_tokens: int) -> dict[str, float]:
-        with watch_memory() as memory:
-            found = take_turn(llm, [bench.prompt(number) for number in range(num_requests)], num_tokens)
-        return {**found, "frontend_grew_mib": round(max(memory) - memory[0])}
+        return take_turn(llm, [bench.prompt(number) for number in range(num_requests)], num_tokens)
 
     for _ in range(2):
         for num_requests in plan.arguments.requests:
@@ -171,7 +166,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=540, help="of the whole command")
-    parser.add_argument("--out", help="file to which rows are appended, too")
+    parser.add_argument("--out", type=Path, help="file to which rows are appended, too")
     parser.add_argument("--overrides", nargs="*", default=[], help="of verl's config")
     parser.add_argument("--dry-run", action="store_true", help="record nothing in benchmarks/results")
     return parser.parse_args()

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
+
+from benchmarks.frontend.turns import measured
 
 
 def make_llm(config: Any) -> Any:
@@ -41,14 +42,13 @@ def make_llm(config: Any) -> Any:
 
 
 def take_turn(llm: Any, prompts: Sequence[list[int]], num_tokens: int) -> dict[str, float]:
-    """Seconds of one call that answers all, those that this process computed, and whether an answer lacks tokens."""
+    """What one call that answers all costs this process (`measured`), and whether an answer lacks tokens."""
     from vllm import SamplingParams
 
     asked = SamplingParams(temperature=1.0, logprobs=0, detokenize=False, max_tokens=num_tokens, ignore_eos=True)
     llm.reset_prefix_cache()
-    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)
-    seconds, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+    with measured() as found:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)
     answers = [output.outputs[0] for output in outputs]
     complete = all(len(answer.token_ids) == len(answer.logprobs) == num_tokens for answer in answers)
-    return {"seconds": round(seconds, 3), "frontend_cpu_s": round(cpu_s, 3), "failed": not complete}
+    return {**found, "failed": not complete}

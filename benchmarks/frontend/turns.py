@@ -6,10 +6,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -27,8 +27,11 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def watch_memory() -> Iterator[list[float]]:
-    """Resident MiB of this process at the start, then five times a second while the block runs."""
+def measured() -> Iterator[dict[str, float]]:
+    """What a block costs this process, as the columns of a row; they are there once it has ended.
+
+    Seconds, seconds of a processor, and by how many MiB its resident memory grew at most (five looks a second).
+    """
     process, is_over = psutil.Process(), threading.Event()
 
     def resident() -> float:
@@ -39,20 +42,24 @@ def watch_memory() -> Iterator[list[float]]:
             seen.append(resident())
 
     gc.collect()
-    seen = [resident()]
+    seen, found = [resident()], {}
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
+    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     try:
-        yield seen
+        yield found
     finally:
+        seconds, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
         is_over.set()
         thread.join()
+        found["seconds"], found["frontend_cpu_s"] = round(seconds, 3), round(cpu_s, 3)
+        found["frontend_grew_mib"] = round(max(seen) - seen[0])
 
 
 class Rows:
     """Rows of this run, each written as soon as it is there."""
 
-    def __init__(self, facts: dict[str, Any], out: str | None, is_recorded: bool) -> None:
+    def __init__(self, facts: dict[str, Any], out: Path | None, is_recorded: bool) -> None:
         self.facts, self.out, self.is_recorded = facts, out, is_recorded
 
     def add(self, row: dict[str, Any]) -> None:
@@ -60,8 +67,7 @@ class Rows:
         if self.is_recorded:
             append_rows("frontend", [row])
         if self.out:
-            with open(self.out, "a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"bench": "frontend", **row}, sort_keys=True) + "\n")
+            append_rows("frontend", [row], self.out)
 
 
 class Plan:

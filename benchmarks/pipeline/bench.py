@@ -70,11 +70,7 @@ def write_rows(folder: Path, out: Path | None) -> None:
     for row in rows:
         if row["metric"] in ("trained_tokens_per_s", "generator_idle_fraction", "pause_s", "step_s"):
             print(f"{row['case']['regime']:18} {row['impl']:22} {row['metric']:24} {row['p50']:.4g}", flush=True)
-    if out is None:
-        append_rows(BENCH, rows)
-    else:
-        with out.open("a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps({"bench": BENCH, **row}, sort_keys=True) + "\n" for row in rows)
+    append_rows(BENCH, rows, out)
 
 
 def lanes(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.reasoning.table import Row, read_runs
+from benchmarks.markdown import Row
+from benchmarks.reasoning.table import read_runs
 from benchmarks.rows import REPO
 
 PICTURE = REPO / "docs" / "smollm2.png"

@@ -16,11 +16,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from benchmarks.markdown import Row
 from benchmarks.rows import append_rows, describe_gpu, run_facts
 from recipes.reasoning.reward import SOURCE_PREFIX as FAMILY
 from scalerl_verl.json_lines import read_records
 
-Row = dict[str, Any]
 BENCH = "reasoning"
 VALIDATION = "scalerl/validation/"
 METRICS = {

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from benchmarks.markdown import table, where_table
+from benchmarks.markdown import Row, table, where_table
 from benchmarks.rows import read_rows
 
-Row = dict[str, Any]
 LABELS = {"config": "ScaleRL", "grpo": "GRPO", "dapo": "DAPO", "gspo": "GSPO"}
 PACKAGES = ("verl", "vllm", "torch", "transformers", "flash-attn")
 

@@ -96,11 +96,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     rows = rows_of(arguments.way, load, steps[1:], plan, facts)
     for row in rows:
         print(f"{row['impl']:24} {row['metric']:24} {row['p50']:.4g}", flush=True)
-    if arguments.out:
-        with open(arguments.out, "a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps({"bench": BENCH, **row}, sort_keys=True) + "\n" for row in rows)
-    else:
-        append_rows(BENCH, rows)
+    append_rows(BENCH, rows, arguments.out)
     return 0
 
 
