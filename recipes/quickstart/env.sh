@@ -32,7 +32,7 @@ ensure_env() {
   wanted=$(cat "${lock[@]}" "$folder"/{env,interpreter,installer}.sh "$repo/setup.cfg" "$repo/pyproject.toml" \
     | sha256sum | cut -d' ' -f1)
   # The safe path: a checkout in which the command is run is no installation.
-  if ! { keeps_venv "$venv" && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ ! -e "$venv/$SCALERL_UNFINISHED" ] \
+  if ! { keeps_venv "$venv" && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] \
     && PYTHONSAFEPATH=1 "$venv/bin/python" -c 'import scalerl_verl' 2>/dev/null; }; then
     install_stack "$repo" "$venv" "$python" "${lock[@]}" || return 1
     echo "$wanted" > "$stamp"

@@ -2,9 +2,6 @@
 # Sourced by env.sh: uv where it can be had, pip where it cannot.
 
 SCALERL_UV_VERSION=0.13.9
-# In a venv while something is installed into it. An installer that is killed leaves packages half there, and the next
-# one takes them for whole: such a venv is made anew.
-SCALERL_UNFINISHED=.scalerl-unfinished
 
 # find_uv REPO PYTHON: prints a uv that works: one on PATH, else the pinned one from the package index, in .venv-uv.
 # Fails, in silence but for LOG, where there is none or SCALERL_INSTALLER=pip is set.
@@ -71,15 +68,19 @@ install_all() {
     && echo "  3/3 scalerl-verl" && "${packages[@]}" --no-deps --no-build-isolation -e "$repo" >>"$venv/install.log" 2>&1
 }
 
+# Ctrl-C ends an installation: an installer answers it as a failure, after which the next one would be tried.
+end_on_signals() {
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+}
+
 # install_stack REPO VENV PYTHON FILE...: PYTHON may be empty: then uv brings one. A subshell, so that what uv is told
 # of pip's settings stays here.
 install_stack() (
   repo=$1 venv=$2 python=$3; shift 3
   log=$(mktemp) uv=""
   trap 'rm -f "$log"' EXIT
-  # pip answers ctrl-C itself, as a failure: without this, uv's would go on with pip.
-  trap 'exit 130' INT
-  trap 'exit 143' TERM
+  end_on_signals
   echo "setting up $venv (3.5 GB; about a minute with uv and a fast network, minutes with pip)"
   [ -w "$venv" ] || { [ ! -e "$venv" ] && [ -w "$repo" ]; } || {
     echo "error: $venv cannot be written: take a clone in a folder of your own" >&2
@@ -89,7 +90,7 @@ install_stack() (
   [ -z "$uv" ] || settings_for_uv "$repo" "${python:-python3}"
   # A venv whose making was interrupted has a python but no pip.
   [ ! -e "$venv/$SCALERL_UNFINISHED" ] || echo "the last set-up was interrupted: making the environment anew"
-  { [ ! -e "$venv/$SCALERL_UNFINISHED" ] && keeps_venv "$venv" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; } \
+  { keeps_venv "$venv" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; } \
     || make_venv "$venv" "$python" "$uv" 2>>"$log" || {
       tail -n 20 "$log" >&2
       [ -n "$python" ] || no_python "$log" || exit 1
@@ -99,12 +100,14 @@ install_stack() (
   rm -f "$venv/.scalerl-env"
   : > "$venv/$SCALERL_UNFINISHED"
   cp "$log" "$venv/install.log"
+  code=1
   if [ -n "$uv" ]; then
-    install_all "$repo" "$venv" "$uv" "$@" && { rm "$venv/$SCALERL_UNFINISHED"; exit 0; }
-    echo "uv could not (see $venv/install.log): going on with pip"
+    install_all "$repo" "$venv" "$uv" "$@" && code=0
+    [ $code = 0 ] || echo "uv could not (see $venv/install.log): going on with pip"
   fi
-  install_all "$repo" "$venv" "" "$@" && { rm "$venv/$SCALERL_UNFINISHED"; exit 0; }
+  [ $code = 0 ] || { install_all "$repo" "$venv" "" "$@" && code=0; }
   rm "$venv/$SCALERL_UNFINISHED"
+  [ $code = 0 ] && exit 0
   tail -n 20 "$venv/install.log" >&2
   ! tail -n 20 "$venv/install.log" | grep -q "connection broken by" || echo "error: no package index answers:" \
     "check the network and the proxy, or name an index that can be reached (PIP_INDEX_URL)" >&2
@@ -117,19 +120,21 @@ install_extra() (
   repo=$1 venv=$2; shift 2
   extra=()
   for file in "$@"; do extra+=(-r "$file"); done
-  trap 'exit 130' INT
-  trap 'exit 143' TERM
+  end_on_signals
+  code=1
   echo "installing what the tests need"
   : > "$venv/$SCALERL_UNFINISHED"
   if uv=$(find_uv "$repo" "$venv/bin/python" "$venv/install.log"); then
     settings_for_uv "$repo" "$venv/bin/python"
     set_packages "$venv" "$uv"
-    "${packages[@]}" "${extra[@]}" >>"$venv/install.log" 2>&1 && { rm "$venv/$SCALERL_UNFINISHED"; exit 0; }
-    echo "uv could not (see $venv/install.log): going on with pip"
+    "${packages[@]}" "${extra[@]}" >>"$venv/install.log" 2>&1 && code=0
+    [ $code = 0 ] || echo "uv could not (see $venv/install.log): going on with pip"
   fi
-  set_packages "$venv" ""
-  code=0
-  "${packages[@]}" --quiet "${extra[@]}" || code=$?
+  if [ $code != 0 ]; then
+    set_packages "$venv" ""
+    code=0
+    "${packages[@]}" --quiet "${extra[@]}" || code=$?
+  fi
   rm "$venv/$SCALERL_UNFINISHED"
   exit $code
 )

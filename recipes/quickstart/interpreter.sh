@@ -49,9 +49,14 @@ find_python() {
   return 0
 }
 
-# keeps_venv VENV: its Python fits, and is of the version that PYTHON names, if it names one.
+# In a venv while something is installed into it. An installer that is killed leaves packages half there, and the next
+# one takes them for whole: such a venv is made anew.
+SCALERL_UNFINISHED=.scalerl-unfinished
+
+# keeps_venv VENV: nothing is half there, its Python fits, and is of the version that PYTHON names, if it names one.
 keeps_venv() {
   local version='import sys; print(sys.version_info[:2])'
+  [ ! -e "$1/$SCALERL_UNFINISHED" ] || return 1
   python_fits "$1/bin/python" || return 1
   [ -z "${PYTHON:-}" ] || [ "$("$1/bin/python" -c "$version")" = "$("$PYTHON" -c "$version")" ]
 }
