@@ -91,9 +91,15 @@ class Driver:
         self.version = version
         return await self.server.finish_update(version, recompute)
 
+    async def counts(self, name: str) -> tuple[int, int]:
+        """Tokens of a request that the engine has sampled, and those whose KV it has computed."""
+        return (await self.server._note_swap(self.version)).get(self.server._inner_ids.get(name, ""), (0, 0))
+
     async def num_sampled(self, name: str) -> int:
-        counts = await self.server._note_swap(self.version)
-        return counts.get(self.server._inner_ids.get(name, ""), (0, 0))[0]
+        return (await self.counts(name))[0]
+
+    async def num_computed(self, name: str) -> int:
+        return (await self.counts(name))[1]
 
     async def until_sampled(self, name: str, num_tokens: int) -> None:
         began = time.monotonic()
@@ -233,17 +239,19 @@ async def check_failed_load(driver: Driver) -> None:
 
 async def check_chunked_prefill(driver: Driver) -> None:
     """An update between two chunks of a prompt: the KV of the first stays; the runs tell of sampled tokens alone."""
-    before, computed = driver.version, 0
-    while not 0 < computed < len(LONG_PROMPT):
+    before, computed, inside = driver.version, 0, False
+    for _ in range(50):
         name, task = driver.start(LONG_PROMPT, 20)
-        while name not in driver.server._inner_ids:
+        # Ask until its first chunk is through: the engine answers between two steps, and takes the pause there, too.
+        while not (computed := await driver.num_computed(name)) and not task.done():
             await asyncio.sleep(0)
         await driver.server.pause_keep()
-        counts = await driver.server._note_swap(before)
-        _, computed = counts.get(driver.server._inner_ids[name], (0, 0))
-        if not 0 < computed < len(LONG_PROMPT):  # paused before its first chunk, or the machine was slow
-            await driver.server.finish_update(before, recompute=False)
-            await task
+        computed = await driver.num_computed(name)
+        if inside := 0 < computed < len(LONG_PROMPT):
+            break
+        await driver.server.finish_update(before, recompute=False)
+        await task
+    assert inside, f"50 pauses came after the last chunk; the last one at {computed} of {len(LONG_PROMPT)} tokens"
     staged = driver.trainer.stage(9)
     await driver.server.engine.collective_rpc("update_weights_from_ipc", kwargs={"staged": staged})
     driver.version = 9

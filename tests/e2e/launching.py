@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from recipes.launch.command import CPU_ENVIRONMENT
 from recipes.launch.processes import (
     Process,
@@ -114,7 +116,12 @@ def passed_checks(module: str, *arguments: str) -> dict[str, str]:
     """Run a module that holds a vLLM engine and checks it; check -> what was seen, of all that it reports."""
     env = {**os.environ, **CPU_ENVIRONMENT, "SCALERL_VERL_ACTIVE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, cwd=REPO)
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, cwd=REPO)
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(
+            f"{module} did not end in {late.timeout:.0f} s; it printed\n{(late.stdout or b'').decode()[-6000:]}"
+        )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     lines = [line.removeprefix("PASSED ") for line in done.stdout.splitlines() if line.startswith("PASSED ")]
     return dict(line.split(" | ", 1) for line in lines)
