@@ -10,7 +10,7 @@ PROBE_PROMPTS=1: ``prompts.jsonl`` lists the prompts handed to the generators an
 PROBE_GATE_STEP=n: what is handed out in step n is not graded before the checkpoint of that step is written (with
     ``gated_score`` of the tests' reward): ``gate.json`` lists its rows meanwhile.
 PROBE_DIE_IN_TRANSFER=n: what receives weights for a generator is killed in the middle of its n-th transfer.
-PROBE_SEED=1: a run can be repeated: the n-th request of a prompt samples by a seed of both, ids of groups are counted,
-    and rows are trained in the order of their ids.
+PROBE_SEED=1: a run can be repeated: a response samples by a seed of its group and its number in it, ids of groups are
+    counted, and rows are trained in the order of their ids.
 PROBE_HOLD_STEP=n: the run touches ``held`` and waits for ever before step n.
 """

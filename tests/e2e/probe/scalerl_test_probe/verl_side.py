@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import signal
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,6 +104,18 @@ def _record_gradient(module: ModuleType) -> None:
     module.FSDPEngine.optimizer_step = optimizer_step
 
 
+def _seed_responses(module: ModuleType) -> None:
+    """A response samples by its group and its number in it, whichever request reaches the engine first."""
+    run = module.AgentLoopWorker._run_agent_loop
+
+    @functools.wraps(run)
+    async def _run_agent_loop(self: Any, sampling_params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        seed = zlib.crc32(f"{kwargs['uid']}_{kwargs['session_id']}".encode())
+        return await run(self, {**sampling_params, "seed": seed}, *args, **kwargs)
+
+    module.AgentLoopWorker._run_agent_loop = _run_agent_loop
+
+
 def _die_in_transfer(module: ModuleType) -> None:
     """The worker that receives weights for a generator gets SIGKILL after the first of its n-th transfer."""
     buffer = module.StagingBuffer
@@ -130,3 +143,5 @@ if os.environ.get("PROBE_DIR"):
     after_import("verl.workers.rollout.vllm_rollout.utils", _record_held)
     if os.environ.get("PROBE_DIE_IN_TRANSFER"):
         after_import("scalerl_verl.pipeline.staging", _die_in_transfer)
+if os.environ.get("PROBE_SEED"):
+    after_import("verl.experimental.agent_loop.agent_loop", _seed_responses)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
 import zlib
@@ -19,13 +18,11 @@ def register() -> None:
     generate = AsyncLLM.generate
     if hasattr(generate, "__wrapped__"):
         return
-    asked: collections.Counter[tuple[int, ...]] = collections.Counter()
 
     @functools.wraps(generate)
     def seeded(self: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        tokens = tuple(prompt["prompt_token_ids"])
-        sampling_params.seed = zlib.crc32(repr((tokens, asked[tokens])).encode())
-        asked[tokens] += 1
+        # The seed that came along is its response's. A second request of a response must not draw the same again.
+        sampling_params.seed = zlib.crc32(repr((sampling_params.seed, list(prompt["prompt_token_ids"]))).encode())
         return generate(self, prompt, sampling_params, *args, **kwargs)
 
     AsyncLLM.generate = seeded
