@@ -17,6 +17,9 @@ from tests.e2e.conftest import NAMED
 from tests.e2e.launching import CPU_ENVIRONMENT, launch_verl, make_assets
 from tests.e2e.toggles import all_toggles
 
+WHOLE_PROMPTS = "actor_rollout_ref.rollout.max_num_batched_tokens=4096"
+"""All requests at once, each in one piece: vLLM on a CPU ends with an error where a prompt in pieces has a seed."""
+
 
 def record(folder: Path) -> dict[str, dict[str, float]]:
     """``<mode> step <number>`` or ``replay of <toggle>`` -> metric -> value; runs go below ``folder``."""
@@ -26,7 +29,9 @@ def record(folder: Path) -> dict[str, dict[str, float]]:
     for name, lines in _modes(assets, folder):
         (folder / name).mkdir()
         replayed = {"PROBE_TOGGLES": str(toggles)} if name == "sync" else {}
-        run = launch_verl(folder / name, assets, lines, {**CPU_ENVIRONMENT, "PROBE_SEED": "1", **replayed})
+        run = launch_verl(
+            folder / name, assets, [*lines, WHOLE_PROMPTS], {**CPU_ENVIRONMENT, "PROBE_SEED": "1", **replayed}
+        )
         assert run.code == 0, run.tail()
         found |= {f"{name} step {step}": metrics for step, metrics in run.metrics.items()}
         weights = folder / name / "weights"
