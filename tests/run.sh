@@ -22,7 +22,7 @@ case ${1:-} in --help | -h) usage; exit 0 ;; esac
 # shellcheck source=recipes/quickstart/env.sh
 source recipes/quickstart/env.sh
 check_platform "$repo" tests/run.sh
-ensure_env "$repo" "$repo/tests/requirements.txt" "$repo/docs/mkdocs/requirements.txt"
+ensure_env "$repo" "$repo"/{tests,docs/mkdocs,recipes/smollm2-reasoning}/requirements.txt
 [ "${1:-}" = --setup-only ] && exit 0
 export PATH=$SCALERL_VENV/bin:$PATH
 if [ $# -gt 0 ]; then
