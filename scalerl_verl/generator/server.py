@@ -68,6 +68,10 @@ class ScaleRLHttpServer(vLLMHttpServer):
                 queue.put(RequestOutput(request_id, None, None, None, outputs=[], finished=False))
         return queue
 
+    async def check_alive(self) -> None:
+        """Raises what vLLM raises when its engine is dead."""
+        await self.engine.check_health()
+
     async def _take_in(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._add_request(request_id, prompt, *args, **kwargs)
 

@@ -294,9 +294,9 @@ class PipelineHttpServer(ScaleRLHttpServer):
         await self.engine.abort(list(self.engine.output_processor.request_states), internal=True)
 
     async def check_alive(self) -> None:
-        """Raises what vLLM raises when its engine is dead; requests that wait for an update to end learn it, too."""
+        """As in every server; requests that wait for an update to end learn it, too."""
         try:
-            await self.engine.check_health()
+            await super().check_alive()
         except Exception:
             self._gate.set()
             raise

@@ -376,14 +376,6 @@ VERL_SPECS = (
         sources=("11ef2c801f736e36dbf9adf8668c845fe0fedbb7c759e99feaff6cfd3816b179",),
     ),
     _call(
-        "trainer.admit",
-        _TRAINER,
-        "PPOTrainer._add_prompts_to_generate",
-        "The admission rule starts fresh prompts with it.",
-        _VERL_PIPELINE,
-        call="_add_prompts_to_generate(self, num_prompts)",
-    ),
-    _call(
         "trainer.profiling",
         _TRAINER,
         "PPOTrainer._stop_rollout_profiling",

@@ -241,6 +241,15 @@ SPECS = (
         _MODE,
     ),
     override(
+        "trainer.admit",
+        _BASE,
+        "PPOTrainer._add_prompts_to_generate",
+        "b778843923915bd6f22d0341fe68550da357ca3021229a3b3bb6f5d97598cffb",
+        "It replaces failed prompts, without end when an engine has died: the engines are asked first. The admission "
+        "rule of pipeline_rl starts fresh prompts with it.",
+        "verl ends a run in which every prompt fails",
+    ),
+    override(
         "pipeline.submit",
         _BASE,
         "PPOTrainer._submit_batch_to_rollout",

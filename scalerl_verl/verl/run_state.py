@@ -9,6 +9,7 @@ from typing import Any
 from scalerl_verl.advantage.length_step import ValidationLengths, make_alarm
 from scalerl_verl.advantage.step import AdvantageStep
 from scalerl_verl.advantage.verl_optimizer_steps import StepRows
+from scalerl_verl.generator.health import EngineWatch
 from scalerl_verl.interruption.lengths import TruncationAlarm
 from scalerl_verl.ledger.verl import RunLedger, start_ledger
 
@@ -24,6 +25,7 @@ class RunState:
         step: what was found when the advantages of the batch in hand were computed; None before the first.
         first_version: of the weights whose first batch is still to be compared with the generator's log-probs.
         validation: the lengths of the validation in progress, if it is watched.
+        engines: which are asked, now and then, whether they live.
     """
 
     alarm: TruncationAlarm
@@ -32,6 +34,7 @@ class RunState:
     step: AdvantageStep | None = None
     first_version: int | None = None
     validation: ValidationLengths | None = field(default=None, repr=False)
+    engines: EngineWatch = field(default_factory=EngineWatch, repr=False)
 
     @classmethod
     def start(cls, config: Any) -> RunState:

@@ -72,6 +72,12 @@ class ScaleRLTrainer(_Behind):
         frontend.check_replicas(self)
         self.scalerl.first_version = probe_sides(self)
 
+    def _add_prompts_to_generate(self, num_prompts: int) -> int:
+        """Start fresh prompts; in verl's asynchronous modes some of them take the place of failed ones."""
+        if select(self.config, TRAINER_MODE) != PIPELINE_RL:  # which goes on without a generator that died
+            self.scalerl.engines.look(self)
+        return int(super()._add_prompts_to_generate(num_prompts))
+
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         self.train_dataloader = with_sampler(self.train_dataloader, self.config.data)

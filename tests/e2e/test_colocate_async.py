@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from scalerl_verl.json_lines import read_records
-from tests.e2e.interrupting import ANSWER, HIGH, PHRASE, STEPS
-from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun
+from tests.e2e.conftest import RunVerl
+from tests.e2e.interrupting import ANSWER, HIGH, PHRASE, PROBES, STEPS, make_inputs
+from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun, kill, last_step, title_of
 from tests.e2e.weights import compare_updates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -55,3 +59,26 @@ def test_prompts_are_a_batch_ahead_and_each_trains_once(run: VerlRun) -> None:
     handed, trained = ([line["uid"] for line in lines if line["event"] == event] for event in ("handed out", "trained"))
     assert len(handed) == NUM_PROMPTS * (STEPS + 1) and len(trained) == NUM_PROMPTS * STEPS
     assert len(set(trained)) == len(trained) and set(trained) <= set(handed)
+
+
+@pytest.mark.fault("an engine died, and every prompt is replaced by one that fails, too, without end")
+def test_run_whose_engine_died_ends_and_says_so(
+    run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("dead-engine")
+    probe = folder / "weights"
+    probe.mkdir()
+    # No group is graded and responses come one by one, so that the engine dies before a batch is complete.
+    (probe / "gate.json").write_text(json.dumps(list(range(1000))))
+
+    def end_engine(processes: set[int]) -> None:
+        if (probe / "prompts.jsonl").exists():
+            for process in processes:
+                if title_of(process).startswith("VLLM::EngineCore"):
+                    kill(process)
+
+    lines = [*make_inputs(tiny_assets, folder), "trainer.val_before_train=False"]
+    lines += ["reward.custom_reward_function.name=gated_score", "actor_rollout_ref.rollout.max_num_seqs=1"]
+    run = run_verl("dead-engine", *lines, folder=folder, env=PROBES, timeout_s=400, each_second=end_engine)
+    assert run.code != 0 and "generator 0 is dead" in run.log, run.tail()
+    assert last_step(folder) == 0 and run.leftover_processes == 0
