@@ -64,7 +64,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/upstream-a-patch.md": {"patches": patches.patch_table},
     "patches/README.md": {"patches": patches.patch_table},
     "docs/scaling.md": {"fit": fit_table},
-    "docs/evidence.md": {
+    "docs/evidence-methods.md": {
         "miniature": recipes.comparison_table,
         "where": recipes.recipes_where,
         "family": family.family_table,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep of a run through verl what docs/evidence.md tells of it.
+"""Keep of a run through verl what docs/evidence-methods.md tells of it.
 
 python recipes/ablation/sweep.py --sweep recipes/ablation/cpu.yaml              # make the runs
 python -m benchmarks.evidence.record NAME outputs/.../run/metrics.jsonl --steps 24 --command "..."   # a row a run
