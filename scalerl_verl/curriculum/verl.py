@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from scalerl_verl.advantage.step import AdvantageStep
 from scalerl_verl.columns import ROLLOUT_N, is_group_size, read_column
 from scalerl_verl.curriculum import NoPositiveResampling, tally_visits
 from scalerl_verl.curriculum.drop_list import DropList
+from scalerl_verl.curriculum.few_problems import few_problems_warning
 from scalerl_verl.curriculum.prompt_ids import (
     COLUMN,
     UnmarkedDataError,
@@ -21,10 +23,19 @@ from scalerl_verl.curriculum.prompt_ids import (
 )
 from scalerl_verl.curriculum.settings import asks_for_curriculum, read_rules
 from scalerl_verl.errors import PatchError
-from scalerl_verl.names import CUSTOM_SAMPLER, SAMPLER_CLASS, SAMPLER_CLASS_PATH, SAMPLER_SECTION, TRAINER_MODE
+from scalerl_verl.names import (
+    ACTOR,
+    CUSTOM_SAMPLER,
+    SAMPLER_CLASS,
+    SAMPLER_CLASS_PATH,
+    SAMPLER_SECTION,
+    TRAINER_MODE,
+    select,
+)
 from scalerl_verl.names.reading import plain
 from scalerl_verl.upstream.registry import require_active
 
+_logger = logging.getLogger(__name__)
 _PREVIEW_CHARS = 200
 _MAX_ROWS_LISTED = 10
 _TRAIN_FILES = "data.train_files"
@@ -138,6 +149,22 @@ def find_sampler(trainer: Any) -> NoPositiveResampling | None:
             f"the section (~{SAMPLER_SECTION})"
         )
     return None
+
+
+def warn_of_few_problems(trainer: Any) -> None:
+    """Log, once, that the problems of a run with our sampler are few (see `few_problems`).
+
+    Args:
+        trainer: verl's V1 trainer, with its loader.
+    """
+    sampler = find_sampler(trainer)
+    if sampler is None:
+        return
+    batch = int(trainer.config.data.train_batch_size)
+    mini = int(select(trainer.config, f"{ACTOR}.ppo_mini_batch_size", batch))
+    warning = few_problems_warning(sampler.num_remaining, mini, trainer.total_training_steps * batch / mini)
+    if warning is not None:
+        _logger.warning("%s", warning)
 
 
 def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep) -> None:

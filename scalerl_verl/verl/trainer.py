@@ -27,7 +27,7 @@ from scalerl_verl.advantage import length_step
 from scalerl_verl.advantage.shaping_step import read_shapings
 from scalerl_verl.advantage.step import advantage_step
 from scalerl_verl.advantage.verl_optimizer_steps import balance_steps, update_actor
-from scalerl_verl.curriculum.verl import find_sampler, record_visits, with_sampler
+from scalerl_verl.curriculum.verl import find_sampler, record_visits, warn_of_few_problems, with_sampler
 from scalerl_verl.errors import PatchError
 from scalerl_verl.generator import frontend
 from scalerl_verl.head.verl_first_batch import probe_first_batch, probe_sides
@@ -81,6 +81,7 @@ class ScaleRLTrainer(_Behind):
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         self.train_dataloader = with_sampler(self.train_dataloader, self.config.data)
+        warn_of_few_problems(self)
 
     def _load_checkpoint(self) -> Any:
         result = super()._load_checkpoint()

@@ -71,6 +71,7 @@ def test_metrics_and_file_say_what_was_dropped(sync_run: VerlRun) -> None:
     assert seen[3] == [1, 24, 0, 0, NUM_PROMPTS]
     assert seen[4] == seen[5] == [2, 16, 8, 8, NUM_PROMPTS]
     assert seen[6] == [3, 16, 0, 8, NUM_PROMPTS]
+    assert "on few problems: a pass over 24 problems takes 3 optimizer steps" in sync_run.log
     assert sum(values[name + "mastered_visits_sum"] for values in metrics.values()) == len(synchronous.EASY)
     dropped = [line for line in first_events(sync_run) if line["event"] == "dropped"]
     assert {row for line in dropped for row in line["rows"]} == synchronous.EASY
