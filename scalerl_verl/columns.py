@@ -14,6 +14,10 @@ from scalerl_verl.names import GROUP_SIZE
 
 ROLLOUT_N = "__rollout_n__"
 """verl's column of the data: responses to generate for this prompt, in place of ``rollout.n``."""
+VERSION, MAX_AGE = "scalerl_version", "scalerl_max_age"
+"""What the trainer's workers are told with a batch of pipeline_rl: the version that trains, and the greatest age."""
+VERSIONS = "versions"
+"""In a row's ``extra_fields``: the versions that its tokens were sampled under, ``[[version, tokens], ...]``."""
 
 
 def objects_of(column: Any) -> list[Any]:

@@ -7,7 +7,7 @@ that is not listed here.
 
 from __future__ import annotations
 
-from scalerl_verl.names import CISPO, INTERRUPTION_LOOP, PASS_KEY, PIPELINE_RL, PPO_OFF_POLICY
+from scalerl_verl.names import CISPO, INTERRUPTION_LOOP, LOW_ESS_FRAC, PASS_KEY, PIPELINE_RL, PPO_OFF_POLICY
 
 _LENGTHS = {
     "truncated_fraction": "responses that ran out of tokens",
@@ -73,8 +73,19 @@ METRICS: dict[str, str] = {
     "mismatch/log_ratio_abs_max": "its maximum over tokens",
     "mismatch/sequence_log_ratio_abs_max": "the greatest |log-ratio| of a whole response",
     "mismatch/k3_kl": "k3 estimate of the KL divergence between generator and trainer",
-    "mismatch/ess_frac": "effective sample size of the uncapped ratios, as a fraction",
+    "mismatch/ess_frac": "effective sample size of the ratios, capped at `eps_max` and nothing else, as a fraction of "
+    "the tokens",
+    "mismatch/ess_alarm_max": f"1 where it is below {LOW_ESS_FRAC:g}",
     "mismatch/above_cap_frac": "tokens whose ratio is above `eps_max`",
+    "mismatch/log_ratio_square_mean": f"mean square log-ratio over all tokens (`{PIPELINE_RL}`, as the next ones)",
+    "mismatch/engines/log_ratio_abs_mean": "mean |log-ratio| of responses that were sampled as a whole under the "
+    "weights that train: what the two engines differ by; absent without such a response, as is the next",
+    "mismatch/engines/log_ratio_square_mean": "their mean square",
+    "mismatch/age_<age>/log_ratio_abs_mean": "mean |log-ratio| of tokens that are so many versions old; absent without "
+    "such a token, as is the next",
+    "mismatch/age_<age>/log_ratio_square_mean": "their mean square",
+    "mismatch/explained_by_age_frac": "part of the mean square log-ratio that the engines' (of this batch, or of the "
+    "last one that has it) does not explain",
     "mismatch/first_batch_log_ratio_abs_mean": "the same mean on the first batch, before anything is trained "
     "(FP32 head); above its limit the run ends",
     "mismatch/first_batch_log_ratio_abs_max": "its maximum",

@@ -52,6 +52,10 @@ def aggregations(measured: Measured) -> dict[str, str]:
 
 
 def divide(reported: Mapping[str, float]) -> dict[str, float]:
-    """The means, and all other values as they are, of what verl made of `report`."""
+    """The means, and all other values as they are, of what verl made of `report`; no mean over no token."""
     weights = {name: reported.get(name + WEIGHT) for name in reported if not name.endswith(WEIGHT)}
-    return {name: reported[name] if weight is None else reported[name] / weight for name, weight in weights.items()}
+    return {
+        name: reported[name] if weight is None else reported[name] / weight
+        for name, weight in weights.items()
+        if weight != 0
+    }

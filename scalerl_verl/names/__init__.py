@@ -98,6 +98,10 @@ VALUES: dict[str, frozenset[str]] = {
 
 DEFAULT_EPS_MAX = 5.0
 """Absolute cap of the importance ratio; the paper finds 4, 5 and 8 alike."""
+LOW_ESS_FRAC = 0.5
+"""Alarm below this effective sample size, a fraction of the tokens. It is 1 / (1 + (standard deviation / mean)^2) of
+the ratios: at a half they spread by as much as their mean. No key: only a warning and a metric depend on it, and the
+fraction itself is logged for any other threshold."""
 VERL_POLL_INTERVAL_S = 2.0
 VERL_BUCKET_MB = 2048
 """Defaults of verl's."""

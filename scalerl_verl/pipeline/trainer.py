@@ -22,7 +22,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 
-from scalerl_verl.columns import objects_of, queue_rows, read_group_sizes
+from scalerl_verl.columns import MAX_AGE, VERSION, VERSIONS, objects_of, queue_rows, read_group_sizes
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import LOSS_MODE, MODEL, PIPELINE_RL, TRAINER_MODE
 from scalerl_verl.pipeline.admission import AdmissionRule
@@ -156,9 +156,14 @@ class PPOTrainerPipelineRL(PPOTrainer):
         )
         extras = objects_of(data["extra_fields"])
         num_sampled = [int(mask.sum()) for mask in data["response_mask"].unbind()]
-        rows = [(extra.get("versions"), count) for extra, count in zip(extras, num_sampled, strict=True)]
+        rows = [(extra.get(VERSIONS), count) for extra, count in zip(extras, num_sampled, strict=True)]
         reissues = [int(extra.get("reissues", 0)) for extra in extras]
         return measure_batch(rows, self.global_steps - 1, self._settings.max_staleness, reissues)
+
+    def _update_actor(self, batch: Any, metrics: dict) -> Any:
+        """verl's; the workers learn how old the tokens of their rows are."""
+        batch.extra_info.update({VERSION: self.global_steps - 1, MAX_AGE: self._settings.max_staleness})
+        return super()._update_actor(batch, metrics)
 
     def on_step_end(self) -> None:
         """The new version goes to the generators, which go on meanwhile."""

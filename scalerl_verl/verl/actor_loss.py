@@ -2,7 +2,7 @@
 """verl's loss of the actor, around which an engine of ours puts what verl leaves out.
 
 Only tokens that train reach it; KL and entropy get the weights of rows; metrics keep the aggregation that a policy loss
-declares, and the mismatch is measured whatever the loss.
+declares, and the mismatch is measured whatever the loss, in pipeline_rl by the age of the tokens, too.
 
 Shape legend: B rows, T tokens of the padded response.
 """
@@ -22,12 +22,13 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils import losses
 from verl.workers.utils.padding import no_padding_2_padding
 
+from scalerl_verl.loss import age_split
 from scalerl_verl.loss.aggregation import MISSING_BATCH_SIZE
 from scalerl_verl.loss.term_weights import read_weights
 from scalerl_verl.loss.unmasked import select_unmasked
 from scalerl_verl.loss.verl_config import PLAIN_MODE, STATISTICS_MODE
 from scalerl_verl.names import PROMPT_MEAN
-from scalerl_verl.verl.algorithms import measure_mismatch, metric_aggregations
+from scalerl_verl.verl.algorithms import measure_mismatch, metric_aggregations, sum_log_ratios
 
 
 def training_loss(loss_function: Any) -> Any:
@@ -53,6 +54,7 @@ def ppo_loss(
         raise ValueError(MISSING_BATCH_SIZE)
     model_output, data = select_unmasked(model_output, data)
     weights_B = read_weights(data)
+    sums = sum_log_ratios(model_output, data)
     if weights_B is None and config.loss_agg_mode != PROMPT_MEAN:
         loss, metrics = losses.ppo_loss(config, model_output, data, dp_group)
     else:
@@ -64,6 +66,9 @@ def ppo_loss(
             values = metrics[name].values
             metrics[name] = Metric(aggregation=how)
             metrics[name].extend(values)
+    if sums is not None:
+        # No wait of its own: verl's loss has read a number from the device since the copy of these was queued.
+        metrics.update(Metric.from_dict(age_split.report(sums.tolist()), aggregation=AggregationType.SUM))
     return loss, metrics
 
 

@@ -12,10 +12,11 @@ import torch
 from scalerl_verl.advantage import Sessions, rounding_error, session_advantages
 from scalerl_verl.advantage.rows import count_tokens, spread_rows, sum_magnitudes, sum_rows
 from scalerl_verl.advantage.step import current_step
+from scalerl_verl.columns import MAX_AGE, VERSION, VERSIONS, objects_of
 from scalerl_verl.config.settings import AlgorithmSettings
 from scalerl_verl.errors import PatchError
 from scalerl_verl.head.vllm_probe import HEAD_FACT
-from scalerl_verl.loss import aggregate_loss, mismatch_metrics, token_means
+from scalerl_verl.loss import age_split, aggregate_loss, mismatch_metrics, token_means
 from scalerl_verl.loss.policy_loss import find_loss
 from scalerl_verl.loss.settings import PolicyLossSettings
 from scalerl_verl.names import ALGORITHM_KEY, CORRECTION, ESTIMATOR, KEEP, LOSSES, PROMPT_MEAN
@@ -115,6 +116,36 @@ def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[st
     mask_BT = padded["response_mask"].bool()
     measured = mismatch_metrics(logp_train_BT.detach(), padded["rollout_log_probs"], mask_BT, eps_max)
     return token_means.report(measured, mask_BT)
+
+
+def sum_log_ratios(model_output: Any, data: Any) -> torch.Tensor | None:
+    """Log-ratios of one micro-batch by the age of their tokens, under way to the host; None outside of pipeline_rl.
+
+    It is done here, in the trainer's workers: with the log-probs recorded at sampling as the old ones, no other process
+    ever has the trainer's. The versions are here as well, since verl's workers get every field of a row; the driver
+    adds two numbers a batch. To do it there would take another forward pass, or the log-probs of all tokens.
+
+    Args:
+        model_output: ``log_probs`` of the tokens, nested.
+        data: the micro-batch, with the log-probs recorded at sampling and their versions.
+
+    Returns:
+        As of `age_split.sum_by_age`, to be read only after something has waited for the device.
+    """
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    version = tu.get_non_tensor_data(data, VERSION, None)
+    if version is None or "rollout_log_probs" not in data:
+        return None
+    logp_train_BT = no_padding_2_padding(model_output["log_probs"], data).detach()
+    padded = data.select("rollout_log_probs", "response_mask").to_padded_tensor()
+    runs_B = [extra.get(VERSIONS) or () for extra in objects_of(data["extra_fields"])]
+    max_age = tu.get_non_tensor_data(data, MAX_AGE, 0)
+    sums = age_split.sum_by_age(
+        logp_train_BT, padded["rollout_log_probs"], padded["response_mask"], runs_B, version, max_age
+    )
+    return sums.to("cpu", non_blocking=True)
 
 
 def metric_aggregations() -> dict[str, str]:

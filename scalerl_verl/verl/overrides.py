@@ -113,7 +113,8 @@ SPECS = (
         "PPOTrainer._update_actor",
         "5d02854a88ff4d41eec62b180a30f88d9e544c28b2ce6f7695edd7a7acd8000b",
         "When every group has zero variance there is no gradient; the optimizer must not step all the same. Sums "
-        "over the optimizer steps of a batch come out as averages.",
+        "over the optimizer steps of a batch come out as averages. In pipeline_rl the workers learn the version that "
+        "trains, by which they count the age of tokens.",
         "verl skips the actor update when no sequence trains",
     ),
     override(

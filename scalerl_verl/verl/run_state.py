@@ -12,6 +12,7 @@ from scalerl_verl.advantage.verl_optimizer_steps import StepRows
 from scalerl_verl.generator.health import EngineWatch
 from scalerl_verl.interruption.lengths import TruncationAlarm
 from scalerl_verl.ledger.verl import RunLedger, start_ledger
+from scalerl_verl.loss.ratio_watch import RatioWatch
 
 
 @dataclass
@@ -24,6 +25,7 @@ class RunState:
         division: the optimizer steps that the batch in hand is divided into; None where verl divides it.
         step: what was found when the advantages of the batch in hand were computed; None before the first.
         first_version: of the weights whose first batch is still to be compared with the generator's log-probs.
+        ratios: what is made of the log-ratios of every update.
         validation: the lengths of the validation in progress, if it is watched.
         engines: which are asked, now and then, whether they live.
     """
@@ -33,6 +35,7 @@ class RunState:
     division: StepRows | None = None
     step: AdvantageStep | None = None
     first_version: int | None = None
+    ratios: RatioWatch = field(default_factory=RatioWatch)
     validation: ValidationLengths | None = field(default=None, repr=False)
     engines: EngineWatch = field(default_factory=EngineWatch, repr=False)
 

@@ -140,6 +140,7 @@ class ScaleRLTrainer(_Behind):
         state = self.scalerl
         trained = update_actor(self.config, batch, metrics, state.step, state.division, super()._update_actor)
         if trained is not None:
+            state.ratios.observe(metrics)
             ledgers.count_update(state.ledger, trained, state.step)
         return batch
 

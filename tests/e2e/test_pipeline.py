@@ -195,6 +195,25 @@ def test_metrics_tell_what_the_data_say(run: VerlRun, responses: list[Response])
         assert 0 <= metrics[f"{PREFIX}/trainer_idle_fraction"] <= 1
 
 
+def test_log_ratios_are_split_by_age(run: VerlRun, responses: list[Response]) -> None:
+    """FP32 on both sides: what was sampled by the weights that train differs by rounding, older tokens by training."""
+    prefix, oldest, known = "scalerl/mismatch", 0, False
+    for step, metrics in run.metrics.items():
+        rows = [response for response in responses if response.step == step]
+        ages = {step - 1 - version for response in rows for version, _ in response.runs}
+        assert {age for age in range(K + 1) if f"{prefix}/age_{age}/log_ratio_abs_mean" in metrics} == ages
+        has_fresh = any({version for version, _ in response.runs} == {step - 1} for response in rows)
+        assert (f"{prefix}/engines/log_ratio_abs_mean" in metrics) == has_fresh
+        if has_fresh:
+            assert metrics[f"{prefix}/engines/log_ratio_abs_mean"] < 1e-4
+        known = known or has_fresh
+        assert (f"{prefix}/explained_by_age_frac" in metrics) == known
+        assert metrics[f"{prefix}/ess_alarm_max"] == 0
+        oldest = max(oldest, *ages)
+    last = [metrics for metrics in run.metrics.values() if f"{prefix}/age_{oldest}/log_ratio_abs_mean" in metrics]
+    assert oldest >= 1 and all(metrics[f"{prefix}/age_{oldest}/log_ratio_abs_mean"] > 1e-4 for metrics in last)
+
+
 @pytest.mark.fault("resuming from a checkpoint skips or repeats prompts")
 def test_no_prompt_is_lost_or_doubled_by_resuming_and_nothing_is_thrown_away(
     before: list[Response], responses: list[Response], saved: int

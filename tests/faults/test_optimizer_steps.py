@@ -30,6 +30,7 @@ from verl.utils.seqlen_balancing import calculate_workload
 from scalerl_verl.advantage import step as training_step
 from scalerl_verl.advantage import verl_optimizer_steps as optimizer_steps
 from scalerl_verl.loss import cispo_metrics
+from scalerl_verl.loss.ratio_watch import ESS_ALARM
 from scalerl_verl.loss.token_means import WEIGHT
 from scalerl_verl.upstream.activation import ACTIVE_ENV
 from scalerl_verl.verl import training_step as patches
@@ -397,4 +398,4 @@ def test_means_over_tokens_do_not_depend_on_the_split(queue: None, split: str, n
     expected = cispo_metrics(logp_BT, recorded_BT, signs_BT, mask_BT, 2.0)
     means = {name: value for name, (value, how) in expected.items() if how == "mean" and "ess" not in name}
     assert {name: metrics[name] for name in means} == pytest.approx(means, rel=1e-6)
-    assert {name for name in metrics if name.startswith("scalerl/")} == set(expected)
+    assert {name for name in metrics if name.startswith("scalerl/")} == {*expected, ESS_ALARM}

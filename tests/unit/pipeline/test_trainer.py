@@ -22,6 +22,7 @@ from verl.trainer.ppo.utils import Role  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
+from scalerl_verl.columns import MAX_AGE, VERSION  # noqa: E402
 from scalerl_verl.errors import PatchError, StalenessError  # noqa: E402
 from scalerl_verl.pipeline import off_policy, trainer  # noqa: E402
 from scalerl_verl.pipeline.sending import SendingWorker  # noqa: E402
@@ -132,3 +133,12 @@ def test_batch_is_measured_without_its_padding_rows(monkeypatch: pytest.MonkeyPa
     instance.global_steps = 7
     with pytest.raises(StalenessError, match="tokens 2 to 3 versions old"):
         instance._measure(batch)
+
+
+def test_workers_are_told_by_what_they_count_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is that of the check above: that of the weights before the step."""
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: dict(batch.extra_info))
+    instance = object.__new__(trainer.PPOTrainerPipelineRL)
+    instance._settings, instance.global_steps = SimpleNamespace(max_staleness=2), 6
+    told = instance._update_actor(SimpleNamespace(extra_info={"temperature": 1.0}), {})
+    assert told == {"temperature": 1.0, VERSION: 5, MAX_AGE: 2}
