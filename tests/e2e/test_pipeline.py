@@ -195,9 +195,13 @@ def test_metrics_tell_what_the_data_say(run: VerlRun, responses: list[Response])
         assert 0 <= metrics[f"{PREFIX}/trainer_idle_fraction"] <= 1
 
 
-def test_log_ratios_are_split_by_age(run: VerlRun, responses: list[Response]) -> None:
+def test_log_ratios_are_split_by_age(run: VerlRun, responses: list[Response], folder: Path) -> None:
     """FP32 on both sides: what was sampled by the weights that train differs by rounding, older tokens by training."""
     prefix, oldest, known = "scalerl/mismatch", 0, False
+    # The first batch of all was sampled under the weights that it trained.
+    first = json.loads((folder / "metrics-killed.jsonl").read_text(encoding="utf-8").split("\n")[0])["data"]
+    assert first[f"{prefix}/explained_by_age_frac"] == 0
+    assert 0 < first[f"{prefix}/engines/log_ratio_abs_mean"] == first[f"{prefix}/age_0/log_ratio_abs_mean"] < 1e-4
     for step, metrics in run.metrics.items():
         rows = [response for response in responses if response.step == step]
         ages = {step - 1 - version for response in rows for version, _ in response.runs}
