@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from scalerl_verl.errors import PatchError
 from scalerl_verl.upstream.spec import PatchSpec, override
 
 _REMOVAL = "verl's servers bring the head's facts, load staged weights and ask vLLM for one answer a request"
@@ -14,6 +15,18 @@ _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
 
 def _register(original: Any, module: ModuleType) -> Any:
+    """Put our replica in the place of verl's.
+
+    Raises:
+        PatchError: somebody else has put one there already.
+    """
+    theirs = original._registry.get("vllm")
+    if theirs is not None and theirs.__module__ not in (module.__name__, __name__):
+        raise PatchError(
+            f"{theirs.__module__}.{theirs.__qualname__} is registered as the replica 'vllm', where a run with our "
+            "names has servers of scalerl_verl: register it under a name of its own, or remove our names from the run"
+        )
+
     def load() -> Any:
         from scalerl_verl.generator.server import ScaleRLReplica
 
