@@ -24,6 +24,7 @@ from scalerl_verl.names.asking import (
     is_bypassed,
     loss_agg_mode,
     loss_mode,
+    misspelt_sections,
     near_misses,
     uses_estimator,
 )
@@ -62,6 +63,9 @@ def _names(config: DictConfig) -> Iterator[str]:
     for key in map(str, config.algorithm):
         if key != names.ALGORITHM_KEY and key.casefold().startswith((names.ALGORITHM_KEY, *OWN_KEYS)):
             yield f"algorithm.{key} has no effect: our settings are {ALGORITHM_SECTION}.{' and .'.join(OWN_KEYS)}"
+    for path, meant in misspelt_sections(config).items():
+        if not path.casefold().startswith(ALGORITHM_SECTION):  # said above
+            yield f"{path} does not exist: did you mean {meant}?"
     for key in map(str, OmegaConf.select(config, names.V1) or ()):
         for section in (names.PIPELINE_SECTION, names.OFF_POLICY_SECTION):
             if key in KEYS[section] and key != "parameter_sync_step":

@@ -31,6 +31,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     names.POLL_SECTION: _POLL_KEYS,
 }
 """Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
+_OWN_SECTIONS = {"algorithm": (ALGORITHM_KEY,), V1: (names.PIPELINE_RL, names.PPO_OFF_POLICY)}
+"""Section of verl's -> sections of ours below it."""
 _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
 _PART = 6
@@ -126,6 +128,17 @@ def near_misses(config: Any) -> dict[str, tuple[str, str]]:
     return found
 
 
+def misspelt_sections(config: Any) -> dict[str, str]:
+    """Path of a key that was probably meant to be a section of ours -> the path of that section."""
+    found = {}
+    for section, known in _OWN_SECTIONS.items():
+        keys = _peek(config, section)
+        for key in keys if hasattr(keys, "keys") else ():
+            if (meant := near_miss(str(key), known)) is not None:
+                found[f"{section}.{key}"] = f"{section}.{meant}"
+    return found
+
+
 def asked_names(config: Any) -> dict[str, str]:
     """Config path -> value for each of our names in use (near misses too); the CPU platform counts as one."""
     found = {path: value for path, (value, _) in near_misses(config).items()}
@@ -138,6 +151,7 @@ def asked_names(config: Any) -> dict[str, str]:
         for key in keys if hasattr(keys, "keys") else ():
             if str(key).casefold().startswith(prefixes):
                 found[f"{section}.{key}".lstrip(".")] = "set"
+    found |= dict.fromkeys(misspelt_sections(config), "set")
     if is_cpu_platform():
         found[PLATFORM_ENV] = "cpu"
     return found

@@ -389,3 +389,17 @@ def test_presets_change_exactly_the_keys_on_the_golden_list() -> None:
         f"gone: {missing}\nnew: {added}\nIf this is meant: UPDATE_GOLDEN=1 pytest {Path(__file__).name}, and review "
         f"the change of {GOLDEN.name}"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("algorithm.scalrl", "algorithm.scalerl"),
+        ("trainer.v1.pipelinerl", "trainer.v1.pipeline_rl"),
+        ("trainer.v1.pipeline", "trainer.v1.pipeline_rl"),
+        ("trainer.v1.ppo_offpolicy", "trainer.v1.ppo_off_policy"),
+    ],
+)
+def test_section_whose_name_is_misspelt_is_refused(path: str, meant: str) -> None:
+    """Its settings would be ignored, and the defaults trained with."""
+    check_refusal("", {path: {"max_staleness": 2}}, [path, f"did you mean {meant}"])
