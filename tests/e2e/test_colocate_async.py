@@ -79,6 +79,6 @@ def test_run_whose_engine_died_ends_and_says_so(
 
     lines = [*make_inputs(tiny_assets, folder), "trainer.val_before_train=False"]
     lines += ["reward.custom_reward_function.name=gated_score", "actor_rollout_ref.rollout.max_num_seqs=1"]
-    run = run_verl("dead-engine", *lines, folder=folder, env=PROBES, timeout_s=400, each_second=end_engine)
+    run = run_verl("dead-engine", *lines, folder=folder, env=PROBES, each_second=end_engine)
     assert run.code != 0 and "generator 0 is dead" in run.log, run.tail()
     assert last_step(folder) == 0 and run.leftover_processes == 0
