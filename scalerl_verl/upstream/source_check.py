@@ -82,5 +82,8 @@ def find_mismatch(spec: PatchSpec, find_text: Callable[[], str | None]) -> str |
         return f"{spec.module} does not exist in {spec.distribution} {version}"
     except AttributeError:
         return f"{spec.module}.{spec.target} does not exist in {spec.distribution} {version}"
-    problem = None if text is None else source_problem(spec, text)
+    if text is None:  # a value, or at most inherited: nothing to compare a source with
+        problem = f"{spec.module}.{spec.target} is not defined there any more" if spec.sources else None
+    else:
+        problem = source_problem(spec, text)
     return None if problem is None else f"{problem} in {spec.distribution} {version}"

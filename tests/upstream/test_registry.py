@@ -349,3 +349,13 @@ def test_source_hash_of_a_property_is_that_of_its_getter() -> None:
             return 1
 
     assert source_hash(Owner.size) == source_hash(Owner.size.fget)  # type: ignore[attr-defined]
+
+
+def test_method_that_an_abstract_class_no_longer_defines_is_refused_by_its_file_alone(tmp_path: Path) -> None:
+    """A class with any base could inherit it: the run would start Ray, and fail in a worker."""
+    package = tmp_path / "stub_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text("from abc import ABC\n\n\nclass Worker(ABC):\n    def run_all(self): ...\n")
+    reason = source_check.static_mismatch(make_spec(module="stub_package.inner", target="Worker.run"))
+    assert reason is not None and "Worker.run is not defined there" in reason
