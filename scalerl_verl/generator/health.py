@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from scalerl_verl.errors import GeneratorsLostError
+from scalerl_verl.names import PIPELINE_RL, TRAINER_MODE
 
 INTERVAL_S = 10.0
 """Between two questions. Each is a call to an actor, and failed prompts may be replaced every few milliseconds."""
@@ -62,6 +63,6 @@ class EngineWatch:
                 raise GeneratorsLostError(
                     f"generator {questions[answer]} is dead, and every request to it fails: look for the first error "
                     f"of its vLLM engine ({str(error).strip().splitlines()[-1]}). A run goes on from its last "
-                    "checkpoint; trainer.v1.trainer_mode=pipeline_rl goes on without the generator"
+                    f"checkpoint; {TRAINER_MODE}={PIPELINE_RL} goes on without the generator"
                 ) from error
         self._asked_at = self._clock()
