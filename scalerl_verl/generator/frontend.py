@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.generator.replicas import replicas_of
 from scalerl_verl.names import FAST_FRONTEND as KEY
 from scalerl_verl.names import ROLLOUT, select
 from scalerl_verl.names.reading import plain
@@ -72,8 +73,7 @@ def check_replicas(trainer: Any) -> None:
         return
     from scalerl_verl.generator.server import ScaleRLReplica
 
-    replicas = [replica for manager in trainer._rollout_server_managers() for replica in manager.get_replicas()]
-    others = {type(replica) for replica in replicas if not isinstance(replica, ScaleRLReplica)}
+    others = {type(replica) for replica in replicas_of(trainer) if not isinstance(replica, ScaleRLReplica)}
     if others:
         names = ", ".join(sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in others))
         raise ScaleRLConfigError(

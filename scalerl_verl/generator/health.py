@@ -8,12 +8,12 @@ end. pipeline_rl leaves such an engine out instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import ray
 
 from scalerl_verl.errors import GeneratorsLostError
+from scalerl_verl.generator.replicas import replicas_of
 from scalerl_verl.names import PIPELINE_RL, TRAINER_MODE
 
 INTERVAL_S = 10.0
@@ -23,15 +23,10 @@ ANSWER_S = 30.0
 
 
 class EngineWatch:
-    """Asks the servers whether their engines live, at most every `INTERVAL_S`.
+    """Asks the servers whether their engines live, at most every `INTERVAL_S`."""
 
-    Args:
-        clock: seconds that pass.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._asked_at = clock()
+    def __init__(self) -> None:
+        self._asked_at = time.monotonic()
 
     def look(self, trainer: Any) -> None:
         """Ask, if it is time.
@@ -42,14 +37,13 @@ class EngineWatch:
         Raises:
             GeneratorsLostError: which generator died, and of what.
         """
-        if self._clock() - self._asked_at < INTERVAL_S:
+        if time.monotonic() - self._asked_at < INTERVAL_S:
             return
         from scalerl_verl.generator.server import ScaleRLReplica
 
-        replicas = [replica for manager in trainer._rollout_server_managers() for replica in manager.get_replicas()]
         questions = {
             server.check_alive.remote(): replica.replica_rank
-            for replica in replicas
+            for replica in replicas_of(trainer)
             if isinstance(replica, ScaleRLReplica)
             for server in replica.servers
         }
@@ -65,4 +59,4 @@ class EngineWatch:
                     f"of its vLLM engine ({str(error).strip().splitlines()[-1]}). A run goes on from its last "
                     f"checkpoint; {TRAINER_MODE}={PIPELINE_RL} goes on without the generator"
                 ) from error
-        self._asked_at = self._clock()
+        self._asked_at = time.monotonic()

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from scalerl_verl.errors import HeadError
+from scalerl_verl.generator.replicas import replicas_of
 from scalerl_verl.head.vllm_probe import HEAD_FACT, judge_head
 from scalerl_verl.loss import mismatch_metrics
 from scalerl_verl.loss.ratios import usable_tokens
@@ -47,11 +48,10 @@ def collect_records(trainer: Any) -> dict[str, Records]:
     """
     import ray
 
-    replicas = [replica for manager in trainer._rollout_server_managers() for replica in manager.get_replicas()]
     actors = {
         "trainer": list(trainer.actor_rollout_wg.workers),
         # The engines' records were brought to the first server of each replica when it started.
-        "generator": [replica.servers[0] for replica in replicas],
+        "generator": [replica.servers[0] for replica in replicas_of(trainer)],
     }
     return {
         side: ray.get([handle.__ray_call__.remote(read_head_facts) for handle in handles])

@@ -19,6 +19,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.workers.rollout.replica import TokenOutput
 
+from scalerl_verl.columns import VERSIONS
 from scalerl_verl.engine_context import engine_context
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.interruption.budgets import Budgets, InterruptionSettings, resolve_budgets
@@ -293,12 +294,12 @@ def _merge(
     extra["max_global_steps"] = outputs[-1].extra_fields.get("max_global_steps")
     if "global_steps" in outputs[-1].extra_fields:
         extra["global_steps"] = outputs[-1].extra_fields["global_steps"]
-    if all("versions" in output.extra_fields for output in outputs):
+    if all(VERSIONS in output.extra_fields for output in outputs):
         # Not `join_runs`: after the death of a generator another one answers, which swaps its weights at a moment of
         # its own. Which versions are admissible is for the trainer to say.
-        joined = merge_runs(*(output.extra_fields["versions"] for output in outputs))
+        joined = merge_runs(*(output.extra_fields[VERSIONS] for output in outputs))
         # A stop string that began in an earlier request cuts off tokens of the last one.
-        extra["versions"] = [list(run) for run in truncate_runs(joined, sum(response.mask))]
+        extra[VERSIONS] = [list(run) for run in truncate_runs(joined, sum(response.mask))]
     if any("reissues" in output.extra_fields for output in outputs):
         extra["reissues"] = sum(output.extra_fields.get("reissues", 0) for output in outputs)
     extra[RECORD_KEY] = record

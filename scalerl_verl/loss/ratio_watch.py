@@ -6,10 +6,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from scalerl_verl.loss.age_split import EXPLAINED_BY_AGE, SQUARE_OF_ALL, SQUARE_OF_ENGINES, explained_by_age
+from scalerl_verl.loss.age_split import EXPLAINED_BY_AGE, PREFIX, SQUARE_OF_ALL, SQUARE_OF_ENGINES, explained_by_age
 from scalerl_verl.names import LOW_ESS_FRAC, MAX_STALENESS
 
-ESS, ESS_ALARM = "scalerl/mismatch/ess_frac", "scalerl/mismatch/ess_alarm_max"
+ESS, ESS_ALARM = f"{PREFIX}/ess_frac", f"{PREFIX}/ess_alarm_max"
 _logger = logging.getLogger(__name__)
 
 

@@ -31,7 +31,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     names.POLL_SECTION: _POLL_KEYS,
 }
 """Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
-_OWN_SECTIONS = {"algorithm": (ALGORITHM_KEY,), V1: (names.PIPELINE_RL, names.PPO_OFF_POLICY)}
+_OWN_SECTIONS = {"algorithm": (ALGORITHM_KEY,), V1: SECTIONS[V1]}
 """Section of verl's -> sections of ours below it."""
 _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
@@ -104,6 +104,12 @@ def _value(config: Any, path: str) -> str:
     return str((generator_head_dtype(config) or "") if path == HEAD_DTYPE else _peek(config, path) or "")
 
 
+def _keys(config: Any, section: str) -> list[str]:
+    """Keys of a section, of the whole config for ""; none where there is no section."""
+    found = _peek(config, section) if section else config
+    return [str(key) for key in found] if hasattr(found, "keys") else []
+
+
 def near_miss(value: str, known: Iterable[str]) -> str | None:
     """The name of ours that ``value`` was probably meant to be; None if it is one of them or like none."""
     if value in known:
@@ -132,9 +138,8 @@ def misspelt_sections(config: Any) -> dict[str, str]:
     """Path of a key that was probably meant to be a section of ours -> the path of that section."""
     found = {}
     for section, known in _OWN_SECTIONS.items():
-        keys = _peek(config, section)
-        for key in keys if hasattr(keys, "keys") else ():
-            if (meant := near_miss(str(key), known)) is not None:
+        for key in _keys(config, section):
+            if (meant := near_miss(key, known)) is not None:
                 found[f"{section}.{key}"] = f"{section}.{meant}"
     return found
 
@@ -147,9 +152,8 @@ def asked_names(config: Any) -> dict[str, str]:
         if value in known:
             found[path] = value
     for section, prefixes in SECTIONS.items():
-        keys = _peek(config, section) if section else config
-        for key in keys if hasattr(keys, "keys") else ():
-            if str(key).casefold().startswith(prefixes):
+        for key in _keys(config, section):
+            if key.casefold().startswith(prefixes):
                 found[f"{section}.{key}".lstrip(".")] = "set"
     found |= dict.fromkeys(misspelt_sections(config), "set")
     if is_cpu_platform():

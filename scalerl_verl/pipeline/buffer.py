@@ -13,7 +13,7 @@ from typing import Any
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from scalerl_verl.columns import ROLLOUT_N, objects_of, queue_rows, read_group_sizes
+from scalerl_verl.columns import ROLLOUT_N, VERSIONS, objects_of, queue_rows, read_group_sizes
 from scalerl_verl.errors import GenerationFailedError
 from scalerl_verl.names import GROUP_SIZE, MAX_STALENESS
 from scalerl_verl.pipeline.admission import AdmissionRule
@@ -218,7 +218,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
             return set()
         data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["extra_fields"])
         extras = zip(keys, objects_of(data["extra_fields"]), strict=True)
-        return {key.split("_")[0] for key, extra in extras if extra.get("versions") is None}
+        return {key.split("_")[0] for key, extra in extras if extra.get(VERSIONS) is None}
 
     def _let_wait(self, uids: list[str]) -> None:
         """Drop what was generated for these prompts; to verl they are no prompts from here on."""

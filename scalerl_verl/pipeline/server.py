@@ -13,6 +13,7 @@ from verl.single_controller.ray.base import RayClassWithInitArgs
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import TokenOutput
 
+from scalerl_verl.columns import VERSIONS
 from scalerl_verl.errors import RequestFailedError, WeightSyncError
 from scalerl_verl.generator.server import ScaleRLHttpServer, ScaleRLReplica
 from scalerl_verl.pipeline.engine_checks import require_updatable
@@ -185,7 +186,7 @@ class PipelineHttpServer(ScaleRLHttpServer):
         self._clock.num_tokens += num_tokens
         if not aborted and output.stop_reason != "aborted":
             self._clock.moved_at = time.perf_counter()
-        output.extra_fields["versions"] = [list(run) for run in runs]
+        output.extra_fields[VERSIONS] = [list(run) for run in runs]
         output.extra_fields["min_global_steps"] = oldest_version(runs) if runs else self._log.version
         output.extra_fields["max_global_steps"] = runs[-1][0] if runs else self._log.version
         return output

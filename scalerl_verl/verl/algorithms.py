@@ -108,14 +108,9 @@ def measure_mismatch(config: Any, model_output: Any, data: Any, metrics: dict[st
         return {}
     if any(name.startswith("scalerl/mismatch/") for name in metrics):
         return {}
-    from verl.workers.utils.padding import no_padding_2_padding
-
-    logp_train_BT = no_padding_2_padding(model_output["log_probs"], data)
-    padded = data.select("rollout_log_probs", "response_mask").to_padded_tensor()
+    logp_train_BT, logp_rollout_BT, mask_BT = _padded(model_output, data)
     eps_max = PolicyLossSettings.from_config(config.policy_loss).eps_max
-    mask_BT = padded["response_mask"].bool()
-    measured = mismatch_metrics(logp_train_BT.detach(), padded["rollout_log_probs"], mask_BT, eps_max)
-    return token_means.report(measured, mask_BT)
+    return token_means.report(mismatch_metrics(logp_train_BT, logp_rollout_BT, mask_BT, eps_max), mask_BT)
 
 
 def sum_log_ratios(model_output: Any, data: Any) -> torch.Tensor | None:
@@ -133,19 +128,22 @@ def sum_log_ratios(model_output: Any, data: Any) -> torch.Tensor | None:
         As of `age_split.sum_by_age`, to be read only after something has waited for the device.
     """
     from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.padding import no_padding_2_padding
 
     version = tu.get_non_tensor_data(data, VERSION, None)
     if version is None or "rollout_log_probs" not in data:
         return None
-    logp_train_BT = no_padding_2_padding(model_output["log_probs"], data).detach()
-    padded = data.select("rollout_log_probs", "response_mask").to_padded_tensor()
     runs_B = [extra.get(VERSIONS) or () for extra in objects_of(data["extra_fields"])]
     max_age = tu.get_non_tensor_data(data, MAX_AGE, 0)
-    sums = age_split.sum_by_age(
-        logp_train_BT, padded["rollout_log_probs"], padded["response_mask"], runs_B, version, max_age
-    )
-    return sums.to("cpu", non_blocking=True)
+    return age_split.sum_by_age(*_padded(model_output, data), runs_B, version, max_age).to("cpu", non_blocking=True)
+
+
+def _padded(model_output: Any, data: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probs of a micro-batch under the trainer and at sampling, and the mask of what trains, each [B, T]."""
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    logp_train_BT = no_padding_2_padding(model_output["log_probs"], data).detach()
+    padded = data.select("rollout_log_probs", "response_mask").to_padded_tensor()
+    return logp_train_BT, padded["rollout_log_probs"], padded["response_mask"].bool()
 
 
 def metric_aggregations() -> dict[str, str]:

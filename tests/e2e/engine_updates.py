@@ -239,11 +239,11 @@ async def check_failed_load(driver: Driver) -> None:
 
 async def check_chunked_prefill(driver: Driver) -> None:
     """An update between two chunks of a prompt: the KV of the first stays; the runs tell of sampled tokens alone."""
-    before, computed, inside = driver.version, 0, False
+    before, inside = driver.version, False
     for _ in range(50):
         name, task = driver.start(LONG_PROMPT, 20)
         # Ask until its first chunk is through: the engine answers between two steps, and takes the pause there, too.
-        while not (computed := await driver.num_computed(name)) and not task.done():
+        while not await driver.num_computed(name) and not task.done():
             await asyncio.sleep(0)
         await driver.server.pause_keep()
         computed = await driver.num_computed(name)
