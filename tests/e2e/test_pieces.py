@@ -14,6 +14,8 @@ import math
 import pytest
 import torch
 
+from scalerl_verl.loss.mismatch import NEUTRAL_MISMATCH
+from scalerl_verl.loss.ratio_watch import ESS_ALARM
 from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun, first_metrics
 from tests.e2e.toggles import BASELINES, TOGGLES
 
@@ -49,8 +51,8 @@ CHANGES: dict[str, tuple[set[str], set[str]]] = {
     "token average": (STEP, set()),
     "sample average": (STEP, set()),
     # Above 1 a batch may have no token of negative advantage: its update has just pushed those down.
-    "cap of 1": (STEP | {"scalerl/loss/capped_frac_pos"} | WEIGHTS | MISMATCH_AT_CAP, CAPPED),
-    "no cap": (set(), STEP | CAPPED | WEIGHTS | MISMATCH_AT_CAP),
+    "cap of 1": (STEP | {"scalerl/loss/capped_frac_pos"} | WEIGHTS | MISMATCH_AT_CAP, CAPPED | {ESS_ALARM}),
+    "no cap": (set(), STEP | CAPPED | WEIGHTS | MISMATCH_AT_CAP | {ESS_ALARM}),
     "range of ratios": (STEP | RANGE | WEIGHTS, CAPPED),
     "ratio of the response": (STEP | WEIGHTS, CAPPED),
 }
@@ -112,9 +114,9 @@ def test_loss_of_verl_reports_in_place_of_ours_and_leaves_the_batch_alone(replay
     assert len(gone) == 9 and gone <= found
     new = other.keys() - own.keys()
     assert new and all(name.startswith("actor/") for name in new)
-    assert sum(name.startswith("scalerl/mismatch/") for name in other) == 6
+    assert {name for name in other if name.startswith("scalerl/mismatch/")} == NEUTRAL_MISMATCH.keys() | {ESS_ALARM}
     # CISPO's loss has the same value, too; PPO's is -rho A in place of -rho A log pi, and knows of no cap but ours.
-    may = OBJECTIVE | MISMATCH_AT_CAP if toggle == "verl's PPO, no clip" else set()
+    may = OBJECTIVE | MISMATCH_AT_CAP | {ESS_ALARM} if toggle == "verl's PPO, no clip" else set()
     assert OBJECTIVE & may <= found - gone - new <= may
 
 
