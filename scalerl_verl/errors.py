@@ -55,5 +55,9 @@ class GenerationFailedError(ScaleRLError, RuntimeError):
     """Group after group came to nothing: the fault is not in single prompts."""
 
 
+class NoSignalError(ScaleRLError, RuntimeError):
+    """Group after group was rejected because all its responses earn the same."""
+
+
 class HeadError(ScaleRLError, RuntimeError):
     """The FP32 head cannot be put on this model, or is not what computes its log-probs."""

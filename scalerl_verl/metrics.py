@@ -133,6 +133,8 @@ METRICS: dict[str, str] = {
     "pipeline/requests_reissued_sum": "requests that were sent again",
     "pipeline/groups_reissued_sum": "groups that were started again",
     "pipeline/groups_given_up_sum": "groups given up after `max_attempts`",
+    "pipeline/groups_rejected_sum": "finished groups that dynamic sampling gave up for this batch (`filter_groups`)",
+    "pipeline/tokens_rejected_sum": "tokens sampled for them: they train nothing",
     "pipeline/synced_bytes_sum": "bytes of weights that were sent (backend `gloo`, any trainer mode)",
     "pipeline/updates_per_batch": f"optimizer steps on each generated batch (`{PPO_OFF_POLICY}`)",
 }

@@ -153,6 +153,7 @@ class Simulation:
         seed: of the lengths.
         fail_probability: chance that a finished group has failed and is started again from nothing.
         lead: what keeps admission below the rule; None: the rule alone.
+        reject_probability: chance that dynamic sampling rejects a finished group, which does not come back.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class Simulation:
         seed: int = 0,
         fail_probability: float = 0.0,
         lead: Lead | None = None,
+        reject_probability: float = 0.0,
     ) -> None:
         if way not in WAYS:
             raise ValueError(f"way={way!r}: use one of {', '.join(WAYS)}")
@@ -173,6 +175,11 @@ class Simulation:
             raise ValueError(f"way='sync' is on-policy: max_staleness={rule.max_staleness} must be 0")
         if not 0.0 <= fail_probability < 1.0:
             raise ValueError(f"fail_probability={fail_probability} must be in [0, 1): a group must be able to finish")
+        if not 0.0 <= reject_probability < 1.0:
+            raise ValueError(
+                f"reject_probability={reject_probability} must be in [0, 1): a group must be able to train"
+            )
+        self.reject_probability = reject_probability
         self.rule, self.rates, self.way, self.group_size = rule, rates, way, group_size
         self.draw_length, self.prompt_tokens, self.fail_probability = draw_length, prompt_tokens, fail_probability
         self.lead = lead
@@ -344,6 +351,9 @@ class Simulation:
             if self.random.random() < self.fail_probability:
                 self.wasted_tokens += sum(s.length for s in sequences)
                 self._begin(sequence.group)
+            elif self.reject_probability and self.random.random() < self.reject_probability:
+                self.wasted_tokens += sum(s.length for s in sequences)
+                del self.start[sequence.group]
             else:
                 self.finished[sequence.group] = sequences
         replica.fill()

@@ -26,6 +26,7 @@ from scalerl_verl.names.asking import (
     loss_mode,
     misspelt_sections,
     near_misses,
+    trainer_mode,
     uses_estimator,
 )
 from scalerl_verl.names.keys import KEYS, value_of
@@ -117,7 +118,8 @@ def _leaving_out(config: DictConfig) -> list[str]:
 
 
 def _estimator(config: DictConfig) -> Iterator[str]:
-    if _drops_prompts(config) and select(config, names.FILTER_GROUPS, False):
+    refills = select(config, names.FILTER_GROUPS, False) and trainer_mode(config) != names.PIPELINE_RL
+    if refills and _drops_prompts(config):
         yield (
             f"{ZERO_VARIANCE}={names.DROP} and {names.FILTER_GROUPS}=True both filter prompts, one without and one "
             "with refill: set zero_variance=keep, or filter_groups.enable=False"

@@ -79,7 +79,7 @@ def _floors(config: DictConfig) -> Iterator[str]:
 
 
 def _filtered_groups(config: DictConfig) -> Iterator[str]:
-    if select(config, names.FILTER_GROUPS, False):
+    if select(config, names.FILTER_GROUPS, False) and trainer_mode(config) != names.PIPELINE_RL:
         instead = f"without refill, {ADV_ESTIMATOR}={ESTIMATOR} drops such prompts"
         if uses_estimator(config):
             instead = "zero_variance=drop does it without refill"

@@ -7,10 +7,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import transfer_queue
 from omegaconf import DictConfig
 
+from scalerl_verl.advantage.passing import judge, reward_infos
 from scalerl_verl.advantage.step import AdvantageStep
-from scalerl_verl.columns import ROLLOUT_N, is_group_size, read_column
+from scalerl_verl.columns import ROLLOUT_N, is_group_size, objects_of, read_column
 from scalerl_verl.curriculum import NoPositiveResampling, tally_visits
 from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.curriculum.few_problems import few_problems_warning
@@ -35,6 +38,10 @@ from scalerl_verl.names import (
 from scalerl_verl.names.reading import plain
 from scalerl_verl.upstream.registry import require_active
 
+Key = tuple[str, int]
+"""Id of a prompt, and the step in which it was handed to the generators."""
+Counts = tuple[int, int]
+"""Responses that passed, and all responses."""
 _logger = logging.getLogger(__name__)
 _PREVIEW_CHARS = 200
 _MAX_ROWS_LISTED = 10
@@ -167,13 +174,16 @@ def warn_of_few_problems(trainer: Any) -> None:
         _logger.warning("%s", warning)
 
 
-def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep) -> None:
+def record_visits(
+    sampler: NoPositiveResampling, batch: Any, step: AdvantageStep, rejected: Mapping[Key, Counts] | None = None
+) -> None:
     """Feed the rewards of one batch to the sampler's history and report where the curriculum stands.
 
     Args:
         sampler: ours.
         batch: verl's KVBatchMeta (keys and tags of the rows), in the order of the rows that were folded.
         step: holds the rewards of the rows.
+        rejected: visits of prompts whose groups dynamic sampling gave up, from `tally_rejected`.
 
     Raises:
         PatchError: the rewards did not pass through `fold_row_weights`.
@@ -190,6 +200,7 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
         step.judge_rows(step.rewards_B),
         step.trains_B,
     )
+    add_visits(visits, rejected or {})
     for (prompt_id, at_step), (passed, responses) in visits.items():
         sampler.history.record(prompt_id, at_step, passed, responses)
     mastered = sum(
@@ -207,6 +218,32 @@ def record_visits(sampler: NoPositiveResampling, batch: Any, step: AdvantageStep
             "scalerl/data/curriculum_mastered_visits_sum": mastered,
         }
     )
+
+
+def tally_rejected(config: Any, batch: Any) -> dict[Key, Counts]:
+    """Visits of groups that no training step will see, judged as those of a batch are.
+
+    Args:
+        config: the run's.
+        batch: verl's KVBatchMeta of their rows, which are still in the queue.
+
+    Raises:
+        RewardError: the reward function gave something that neither passes nor fails.
+    """
+    fields = ["rm_scores", "response_mask", "extra_fields"]
+    data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    rewards = np.array([float(scores.sum()) for scores in data["rm_scores"].unbind()])
+    trains = np.array([bool(mask.any()) for mask in data["response_mask"].unbind()])
+    passed = judge(config, rewards, reward_infos(objects_of(data["extra_fields"])))
+    steps = [int(tag.get("global_steps", 0)) for tag in batch.tags]
+    return tally_visits(_require_prompt_ids(batch), list(batch.keys), steps, passed, trains)
+
+
+def add_visits(visits: dict[Key, Counts], more: Mapping[Key, Counts]) -> None:
+    """Add visits to others; the same prompt of the same step is one visit."""
+    for key, (passed, responses) in more.items():
+        before = visits.get(key, (0, 0))
+        visits[key] = (before[0] + passed, before[1] + responses)
 
 
 def _require_prompt_ids(batch: Any) -> list[str]:

@@ -53,6 +53,8 @@ WARN, STOP = "warn", "stop"
 PASS_KEY, PASS_THRESHOLD = f"{ALGORITHM_SECTION}.pass_key", f"{ALGORITHM_SECTION}.pass_threshold"
 FAST_FRONTEND = f"{ALGORITHM_SECTION}.fast_frontend"
 FILTER_GROUPS = "algorithm.filter_groups.enable"
+FILTER_METRIC = "algorithm.filter_groups.metric"
+FILTER_MAX_BATCHES = "algorithm.filter_groups.max_num_gen_batches"
 
 SAMPLER_SECTION = "data.sampler"
 SAMPLER_CLASS_PATH = f"{SAMPLER_SECTION}.class_path"

@@ -73,6 +73,7 @@ _TABLE: dict[str, dict[Number, str]] = {
     },
     RAY: {_SIZE_OR_NULL: "num_gpus num_cpus", _COUNT_OR_NULL: "object_store_memory", _PORT: "dashboard_port"},
     "transfer_queue.metrics": {_PORT: "port"},
+    "algorithm": {whole(0, -1): "filter_groups.max_num_gen_batches"},
 }
 NUMBERS: dict[str, Number] = {
     path: kind for section, kinds in _TABLE.items() for kind, keys in kinds.items() for path in _below(section, keys)

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import transfer_queue as tq
-from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBufferAsync
 
 from scalerl_verl.columns import ROLLOUT_N, VERSIONS, objects_of, queue_rows, read_group_sizes
 from scalerl_verl.errors import GenerationFailedError
 from scalerl_verl.names import GROUP_SIZE, MAX_STALENESS
 from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.failures import ERROR_TAG, WAITING_TAG
+from scalerl_verl.pipeline.filtering import GroupFilter
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch
 from scalerl_verl.pipeline.lead import Lead, Wait
 
@@ -45,6 +47,9 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         check_generators: raises if there is nobody left to wait for.
         num_steps: optimizer steps of the whole run.
         lead: keeps the number of groups under way below what the rule allows; None: the rule alone.
+        group_filter: dynamic sampling: finished groups whose metric is the same for all responses are given up, and
+            the rule starts others; None: every finished group trains.
+        note_rejected: ``note_rejected(batch)`` learns of their rows (verl's KVBatchMeta) before they are deleted.
         **kwargs: verl's.
     """
 
@@ -58,12 +63,17 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         check_generators: Callable[[], None],
         num_steps: Callable[[], int],
         lead: Lead | None = None,
+        group_filter: GroupFilter | None = None,
+        note_rejected: Callable[[Any], None] = lambda batch: None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        # What verl's own search for such groups goes by; it wants to know who replaces them, and never asks.
+        metric = None if group_filter is None else group_filter.metric
+        super().__init__(**kwargs, filter_groups_metric=metric, refill_fn=admit)
         self._rule, self._group_size, self._watch = rule, group_size, watch
         self._admit, self._reissue, self._check_generators = admit, reissue, check_generators
         self._num_steps, self._lead = num_steps, lead
+        self._filter, self._note_rejected = group_filter, note_rejected
         self._batch_at: float | None = None
         self._sizes: dict[str, int] = {}
         self._is_first_look = True
@@ -97,6 +107,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
 
         Raises:
             GenerationFailedError: every group is given up, one after the other.
+            NoSignalError: too many groups in which all responses earn the same.
             ValueError: another batch size than the rule's.
         """
         if partition_id == "val":
@@ -108,9 +119,11 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         while True:
             self._sync_metadata_from_transfer_queue()
             self._start_again()
-            self.top_up(global_steps)
+            self._reject_alike()
+            looked_at = set(self.finished_keys["train"])
+            self.top_up(global_steps)  # which looks again: what has finished in between is not judged yet
             starts = {uid: step - 1 for uid, step in self.prompt_global_steps["train"].items()}
-            finished = {uid: starts[uid] for uid in self.finished_keys["train"]}
+            finished = {uid: starts[uid] for uid in looked_at}
             running = [start for uid, start in starts.items() if uid not in finished]
             wait.look(len(finished))
             batch = self._rule.select(global_steps - 1, finished, running)
@@ -124,6 +137,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
                     "scalerl/pipeline/groups_in_flight": len(running),
                     **({} if self._lead is None else {"scalerl/pipeline/lead": self._lead.batches}),
                     **{f"scalerl/pipeline/{name}_sum": self.counts[name] for name in GroupWatch.COUNTS},
+                    **self._take_rejections(),
                 }
                 self.counts.clear()
                 return self._materialize_batch("train", batch, dict(self.partitions["train"])), metrics
@@ -170,6 +184,34 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         self._forget_sizes(failed)
         self.counts.update({"groups_reissued": len(again), "groups_given_up": len(given_up)})
         self._sync_metadata_from_transfer_queue()
+
+    def _reject_alike(self) -> None:
+        """Give up the finished groups that verl's filter finds; none of them comes back, on a resumption neither."""
+        if self._filter is None:
+            return
+        alike, values = self._dapo_filtered_keys("train")
+        if alike:
+            tags = {key: tag for key, tag in self.partitions["train"].items() if key.split("_")[0] in alike}
+            batch = KVBatchMeta(partition_id="train", keys=list(tags), tags=list(tags.values()))
+            self._note_rejected(batch)
+            masks = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
+            num_tokens = sum(int(mask.sum()) for mask in masks["response_mask"].unbind())
+            self.counts.update({"groups_rejected": len(alike), "tokens_rejected": num_tokens})
+            self._clear_groups("train", alike)
+            self._watch.forget(alike)
+            self._forget_sizes(alike)
+        self._filter.note(values, len(self.finished_keys["train"]))
+
+    def _take_rejections(self) -> dict[str, Any]:
+        """Metrics of the groups that were rejected for the batch that is complete now; verl's own names, too."""
+        if self._filter is None:
+            return {}
+        values = self._filter.take()
+        metrics: dict[str, Any] = {f"scalerl/pipeline/{name}_sum": self.counts[name] for name in GroupFilter.COUNTS}
+        if values:
+            metrics["training/filter_groups/evicted_samples"] = sum(values.values())
+            metrics[DAPO_FILTERED_REWARD_COUNTS_KEY] = values
+        return metrics
 
     @staticmethod
     def _read_errors(failed: set[str]) -> dict[str, str]:

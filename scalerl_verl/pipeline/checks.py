@@ -60,6 +60,15 @@ def _batch_is_a_version(config: DictConfig) -> Iterator[str]:
         )
 
 
+def _dynamic_sampling(config: DictConfig) -> Iterator[str]:
+    metric = select(config, names.FILTER_METRIC)
+    if select(config, names.FILTER_GROUPS, False) and not (isinstance(metric, str) and metric):
+        yield (
+            f"{names.FILTER_METRIC}={metric} with {names.FILTER_GROUPS}=True: groups are compared by it; set it to "
+            "reward, or to an entry of what the reward function returns"
+        )
+
+
 def _devices(config: DictConfig) -> Iterator[str]:
     for key in ("nnodes", "n_gpus_per_node"):
         if number(config, f"{ROLLOUT}.{key}") < 1:
@@ -136,12 +145,7 @@ _OF_PIPELINE = (
     _recorded_log_probs(PIPELINE_RL),
     _batch_is_a_version,
     Row(f"{ACTOR}.ppo_epochs", (1,), ": one optimizer step a version; set it to 1", default=1),
-    _only(
-        names.FILTER_GROUPS,
-        False,
-        "it throws generated groups away, which the admission rule does without; drop zero variance by "
-        f"{names.ZERO_VARIANCE}={names.DROP} instead",
-    ),
+    _dynamic_sampling,
     _only(f"{names.CUSTOM_SAMPLER}.path", None, "the admission rule is the sampler"),
     _only("skip.rollout_tq.enable", False, "replayed rollouts carry no versions"),
     _only(f"{ROLLOUT}.full_determinism", False, "requests need ids of their own"),

@@ -28,6 +28,7 @@ from scalerl_verl.names import LOSS_MODE, MODEL, PIPELINE_RL, TRAINER_MODE
 from scalerl_verl.pipeline.admission import AdmissionRule
 from scalerl_verl.pipeline.batch import measure_batch
 from scalerl_verl.pipeline.failures import WAITING_TAG
+from scalerl_verl.pipeline.filtering import make_filter
 from scalerl_verl.pipeline.groups import GroupWatch
 from scalerl_verl.pipeline.lead import Lead
 from scalerl_verl.pipeline.settings import pipeline_settings
@@ -69,6 +70,8 @@ class PPOTrainerPipelineRL(PPOTrainer):
             check_generators=lambda: self.weight_updater.check_generators(),
             num_steps=lambda: self.total_training_steps,
             lead=Lead(rule) if settings.adapts_lead else None,
+            group_filter=make_filter(self.config),
+            note_rejected=self.note_rejected,
             trainer_mode=self.trainer_mode,
             trainer_config=self.config.trainer.v1.pipeline_rl,
             # Staleness is the rule's business: verl's own limit is off.
@@ -128,6 +131,9 @@ class PPOTrainerPipelineRL(PPOTrainer):
             )
         self.weight_updater.update_weights(self.global_steps)
         _clear_orphans()
+
+    def note_rejected(self, batch: Any) -> None:
+        """Rows of groups that dynamic sampling gives up; what learns from every response overrides it."""
 
     def prepare_step(self) -> dict:
         """Start what the rule allows under the version that is about to be trained."""

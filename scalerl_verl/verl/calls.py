@@ -376,6 +376,14 @@ VERL_SPECS = (
         sources=("11ef2c801f736e36dbf9adf8668c845fe0fedbb7c759e99feaff6cfd3816b179",),
     ),
     _call(
+        "buffer.alike",
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._dapo_filtered_keys",
+        "It finds the finished groups that dynamic sampling rejects, and counts them by their common value.",
+        _VERL_PIPELINE,
+        sources=("bb4e01790e13b80705453136318f3d6460c42b00e36602e6be7c5c71c088ec84",),
+    ),
+    _call(
         "trainer.profiling",
         _TRAINER,
         "PPOTrainer._stop_rollout_profiling",

@@ -9,6 +9,7 @@ from typing import Any
 from scalerl_verl.advantage.length_step import ValidationLengths, make_alarm
 from scalerl_verl.advantage.step import AdvantageStep
 from scalerl_verl.advantage.verl_optimizer_steps import StepRows
+from scalerl_verl.curriculum.verl import Counts, Key
 from scalerl_verl.generator.health import EngineWatch
 from scalerl_verl.interruption.lengths import TruncationAlarm
 from scalerl_verl.ledger.verl import RunLedger, start_ledger
@@ -26,6 +27,7 @@ class RunState:
         step: what was found when the advantages of the batch in hand were computed; None before the first.
         first_version: of the weights whose first batch is still to be compared with the generator's log-probs.
         ratios: what is made of the log-ratios of every update.
+        rejected: visits of the prompts that dynamic sampling gave up since the last batch, for the curriculum.
         validation: the lengths of the validation in progress, if it is watched.
         engines: which are asked, now and then, whether they live.
     """
@@ -36,6 +38,7 @@ class RunState:
     step: AdvantageStep | None = None
     first_version: int | None = None
     ratios: RatioWatch = field(default_factory=RatioWatch)
+    rejected: dict[Key, Counts] = field(default_factory=dict, repr=False)
     validation: ValidationLengths | None = field(default=None, repr=False)
     engines: EngineWatch = field(default_factory=EngineWatch, repr=False)
 

@@ -27,7 +27,14 @@ from scalerl_verl.advantage import length_step
 from scalerl_verl.advantage.shaping_step import read_shapings
 from scalerl_verl.advantage.step import advantage_step
 from scalerl_verl.advantage.verl_optimizer_steps import balance_steps, update_actor
-from scalerl_verl.curriculum.verl import find_sampler, record_visits, warn_of_few_problems, with_sampler
+from scalerl_verl.curriculum.verl import (
+    add_visits,
+    find_sampler,
+    record_visits,
+    tally_rejected,
+    warn_of_few_problems,
+    with_sampler,
+)
 from scalerl_verl.errors import PatchError
 from scalerl_verl.generator import frontend
 from scalerl_verl.head.verl_first_batch import probe_first_batch, probe_sides
@@ -116,6 +123,11 @@ class ScaleRLTrainer(_Behind):
         probe_first_batch(self, batch, metrics, version)
         return batch
 
+    def note_rejected(self, batch: Any) -> None:
+        """Called by pipeline_rl with the rows of groups that dynamic sampling gives up: no step will see them."""
+        if find_sampler(self) is not None:
+            add_visits(self.scalerl.rejected, tally_rejected(self.config, batch))
+
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
         state, sampler, watched = self.scalerl, find_sampler(self), length_step.watches_lengths(self.config)
         with advantage_step(self.config, metrics) as step:
@@ -129,7 +141,8 @@ class ScaleRLTrainer(_Behind):
             result = write_weights(result, step.weights_B)
         step.count_outcomes()
         if sampler is not None:
-            record_visits(sampler, batch, step)
+            record_visits(sampler, batch, step, state.rejected)
+            state.rejected = {}
         ledgers.count_batch(state.ledger, self, batch, step)
         if watched:
             length_step.record_lengths(state.alarm, self.config, batch, step)

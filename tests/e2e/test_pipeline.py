@@ -19,7 +19,7 @@ import torch
 from scalerl_verl.ledger.verl import STATE_FILE
 from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
-from tests.e2e.launching import GROUP_SIZE, NUM_PROMPTS, VerlRun, kill, last_step
+from tests.e2e.launching import FIRST_KINDS, GROUP_SIZE, NUM_PROMPTS, VerlRun, kill, last_step
 from tests.e2e.pipeline_data import PiecewiseScorer, Response, read_responses
 from tests.e2e.weights import compare_updates
 
@@ -250,3 +250,38 @@ def test_compute_of_a_killed_run_is_neither_lost_nor_counted_twice(
     # What the killed attempt had done after its checkpoint is spent, on weights that are gone.
     wasted = attempt[-1]["totals"]["generated_tokens"] - state["totals"]["generated_tokens"]
     assert last["scalerl/compute/wasted_tokens"] == max(0, wasted)
+
+
+@pytest.mark.fault("dynamic sampling: groups without a signal train, or what replaces them breaks the bound")
+@pytest.mark.fault("dynamic sampling: the curriculum never learns of prompts that always pass")
+def test_dynamic_sampling_fills_every_batch_and_the_curriculum_learns_of_the_rest(
+    run_verl: RunVerl, tiny_assets: Path
+) -> None:
+    """Two steps of the recipe. The first 16 prompts, ten of them without a signal, start under version 0, and with
+    k = 1 none of them may be left after the second step."""
+    run = run_verl(
+        "dynamic",
+        f"data.train_files={tiny_assets}/kinds.parquet",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.max_num_gen_batches=4",
+        "trainer.v1.pipeline_rl.max_staleness=1",
+        "trainer.total_training_steps=2",
+        presets=RECIPE,
+    )
+    assert run.code == 0, run.tail()
+    responses = read_responses(run.folder / "weights")
+    steps = {step: {response.group for response in responses if response.step == step} for step in (1, 2)}
+    assert len(steps[1]) == len(steps[2]) == NUM_PROMPTS and not steps[1] & steps[2]
+    assert all(0 <= response.step - 1 - version <= 1 for response in responses for version, _ in response.runs)
+
+    def total(name: str) -> float:
+        return sum(metrics[f"scalerl/{name}"] for metrics in run.metrics.values())
+
+    num_rejected = NUM_PROMPTS + sum(kind in ("pass", "equal") for kind in FIRST_KINDS)
+    assert total("data/prompts_mixed_sum") == 2 * NUM_PROMPTS, "zero_variance=drop finds nothing to drop"
+    assert total("data/rows_kept_sum") == 2 * NUM_PROMPTS * GROUP_SIZE
+    assert total("pipeline/groups_rejected_sum") == num_rejected
+    assert num_rejected * GROUP_SIZE <= total("pipeline/tokens_rejected_sum") <= num_rejected * GROUP_SIZE * 16
+    assert total("data/curriculum_visits_sum") == 2 * NUM_PROMPTS + num_rejected
+    assert total("data/curriculum_mastered_visits_sum") == FIRST_KINDS.count("pass")

@@ -33,7 +33,14 @@ from scalerl_verl.curriculum import (
 from scalerl_verl.curriculum.drop_list import DropList
 from scalerl_verl.curriculum.prompt_ids import COLUMN, label_dataset, prompt_id
 from scalerl_verl.curriculum.settings import RULES, read_rules
-from scalerl_verl.curriculum.verl import find_sampler, record_visits, with_sampler, wrap_sampler
+from scalerl_verl.curriculum.verl import (
+    add_visits,
+    find_sampler,
+    record_visits,
+    tally_rejected,
+    with_sampler,
+    wrap_sampler,
+)
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.names import SAMPLER_CLASS
@@ -386,3 +393,22 @@ def test_section_that_verl_would_ignore_is_refused() -> None:
     config = OmegaConf.create({"data": {"train_batch_size": 8, "sampler": {"threshold": 0.5}}})
     assert "names no sampler" in next(broken(RULES, config))
     assert SAMPLER_CLASS in next(broken(RULES, config))
+
+
+@pytest.mark.fault("dynamic sampling: the curriculum never learns of prompts that always pass")
+def test_groups_that_no_step_sees_are_judged_as_those_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By acc, not by the reward; a response without a sampled token is none; a prompt's visit of one step is one."""
+    data = {
+        "rm_scores": torch.tensor([[0.0, 0.5], [0.0, 0.5], [0.0, -1.0], [0.0, -1.0], [0.0, -1.0]]),
+        "response_mask": torch.tensor([[1, 1], [1, 1], [1, 1], [1, 1], [0, 0]]),
+        "extra_fields": np.array([{"reward_extra_info": {"acc": acc}} for acc in (1, 1, 0, 0, 0)], dtype=object),
+        COLUMN: np.array(["right", "right", "wrong", "wrong", "wrong"], dtype=object),
+    }
+    asked = lambda select_fields, **_: {name: data[name] for name in select_fields}  # noqa: E731
+    monkeypatch.setattr("transfer_queue.kv_batch_get", asked)
+    keys = ["a_0_0", "a_1_0", "b_0_0", "b_1_0", "b_2_0"]
+    batch = KVBatchMeta(keys=keys, tags=[{"global_steps": 3}] * 5, partition_id="train")
+    visits = tally_rejected(OmegaConf.create({"algorithm": {}}), batch)
+    assert visits == {("right", 3): (2, 2), ("wrong", 3): (0, 2)}
+    add_visits(visits, {("right", 3): (1, 2), ("right", 4): (0, 2)})
+    assert visits == {("right", 3): (3, 4), ("wrong", 3): (0, 2), ("right", 4): (0, 2)}

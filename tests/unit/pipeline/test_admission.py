@@ -50,6 +50,7 @@ def simulate(k: int, way: str = "keep", num_steps: int = 12, **changes: object) 
     way=st.sampled_from(["keep", "recompute", "abort"]),
     lengths=st.sampled_from(sorted(KINDS_OF_LENGTHS)),
     fail_probability=st.sampled_from([0.0, 0.1, 0.6]),
+    reject_probability=st.sampled_from([0.0, 0.1, 0.6]),
     adaptive=st.booleans(),
     num_steps=st.sampled_from([8, 24]),
     seed=st.integers(0, 10**6),
@@ -65,6 +66,7 @@ def test_no_trained_token_is_older_than_k_and_nothing_deadlocks(
     way,
     lengths,
     fail_probability,
+    reject_probability,
     adaptive,
     num_steps,
     seed,
@@ -72,11 +74,11 @@ def test_no_trained_token_is_older_than_k_and_nothing_deadlocks(
     rates = Rates(replicas, slots, 0.01, 0.0, train_s, update_s, pause_s=0.01, resume_s=0.2, prefill_tokens_per_s=1e4)
     outcome = simulate(
         k, way, num_steps, rates=rates, batch_groups=batch_groups, group_size=group_size, lengths=lengths, seed=seed,
-        fail_probability=fail_probability, adaptive=adaptive,
+        fail_probability=fail_probability, reject_probability=reject_probability, adaptive=adaptive,
     )  # fmt: skip
     assert max(outcome.ages) <= k and min(outcome.ages) >= 0
     assert len(set(outcome.trained_groups)) == len(outcome.trained_groups) == num_steps * batch_groups
-    if not fail_probability:
+    if not fail_probability and not reject_probability:
         assert outcome.wasted_tokens == 0, "every generated token is trained"
         assert sorted(outcome.trained_groups) == list(range(num_steps * batch_groups)), "no prompt is skipped"
 
@@ -85,14 +87,15 @@ def test_no_trained_token_is_older_than_k_and_nothing_deadlocks(
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_every_reachable_state_fulfils_the_inequality(data: st.DataObject) -> None:
-    """Starts, ends, restarts and losses of groups in any order that the rule allows, and resumptions under others."""
+    """Starts, ends, restarts, losses and rejections in any order that the rule allows, and resumptions under others."""
     k, batch_groups = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 3))
     rule = AdmissionRule(batch_groups, k)
     running: dict[int, int] = {}
     finished: dict[int, int] = {}
     version = next_group = 0
     for _ in range(data.draw(st.integers(1, 60))):
-        action = data.draw(st.sampled_from(["admit", "finish", "restart", "lose", "train", "resume"]))
+        actions = ["admit", "finish", "restart", "lose", "reject", "train", "resume"]
+        action = data.draw(st.sampled_from(actions))
         if action == "admit":
             for _ in range(data.draw(st.integers(0, rule.num_to_admit(len(running) + len(finished))))):
                 running[next_group] = version
@@ -104,6 +107,11 @@ def test_every_reachable_state_fulfils_the_inequality(data: st.DataObject) -> No
             running[data.draw(st.sampled_from(sorted(running)))] = version
         elif action == "lose" and running:
             del running[data.draw(st.sampled_from(sorted(running)))]
+        elif action == "reject" and finished:
+            alike = data.draw(st.sets(st.sampled_from(sorted(finished))))
+            finished = {group: start for group, start in finished.items() if group not in alike}
+            num_open = len(running) + len(finished)
+            assert rule.num_to_admit(num_open) >= batch_groups - num_open, "others can start in their place"
         elif action == "train":
             batch = rule.select(version, finished, running.values())
             if batch is None:
@@ -194,7 +202,9 @@ def test_speed_equals_the_rates_where_arithmetic_can_tell() -> None:
     assert outcome.generator_idle == pytest.approx(0.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("changes", [{"way": "hope"}, {"way": "sync", "k": 1}, {"fail_probability": 1.0}])
+@pytest.mark.parametrize(
+    "changes", [{"way": "hope"}, {"way": "sync", "k": 1}, {"fail_probability": 1.0}, {"reject_probability": 1.0}]
+)
 def test_simulations_without_a_meaning_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError):
         simulate(**{"k": 0, **changes})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 
@@ -16,11 +17,12 @@ install_vllm_alias()
 
 from verl.trainer.ppo.v1 import replay_buffer as verl_buffer  # noqa: E402
 
-from scalerl_verl.errors import GenerationFailedError, GeneratorsLostError  # noqa: E402
+from scalerl_verl.errors import GenerationFailedError, GeneratorsLostError, NoSignalError  # noqa: E402
 from scalerl_verl.pipeline import buffer as our_buffer  # noqa: E402
 from scalerl_verl.pipeline.admission import AdmissionRule  # noqa: E402
 from scalerl_verl.pipeline.buffer import PipelineReplayBuffer  # noqa: E402
 from scalerl_verl.pipeline.failures import ERROR_TAG  # noqa: E402
+from scalerl_verl.pipeline.filtering import GroupFilter  # noqa: E402
 from scalerl_verl.pipeline.groups import GiveUpStreak, GroupWatch  # noqa: E402
 from scalerl_verl.pipeline.lead import Lead  # noqa: E402
 
@@ -31,13 +33,21 @@ class World:
     """Prompts with their state, and a script of what happens while the trainer waits."""
 
     def __init__(
-        self, batch_groups: int, k: int, monkeypatch: pytest.MonkeyPatch, num_steps: int = 100, lead: Lead | None = None
+        self,
+        batch_groups: int,
+        k: int,
+        monkeypatch: pytest.MonkeyPatch,
+        num_steps: int = 100,
+        lead: Lead | None = None,
+        max_batches: int | None = None,
     ) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
         self.count, self.step = 0, 1
         self.waits: list[Any] = []
         self.now = 0.0
         self.health_checks = 0
+        self.rewards: dict[str, float] = {}
+        self.rejected: list[list[str]] = []
         monkeypatch.setattr(verl_buffer, "tq", self)
         monkeypatch.setattr(our_buffer, "tq", self)
         monkeypatch.setattr("transfer_queue.kv_list", self.kv_list)
@@ -50,6 +60,8 @@ class World:
             check_generators=self.check,
             num_steps=lambda: num_steps,
             lead=lead,
+            group_filter=None if max_batches is None else GroupFilter("reward", max_batches, batch_groups),
+            note_rejected=lambda batch: self.rejected.append(sorted(batch.keys)),
             trainer_mode="pipeline_rl",
             trainer_config={},
             max_off_policy_threshold=None,
@@ -65,6 +77,13 @@ class World:
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         for key in keys:
             self.rows.pop(key, None)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
+        """Responses of three tokens, the last of which is not sampled; the reward is that of the key, or 0."""
+        assert keys and set(keys) <= self.rows.keys()
+        scores = torch.tensor([[0.0, self.rewards.get(key, 0.0), 0.0] for key in keys])
+        columns = {"rm_scores": scores, "response_mask": torch.tensor([[1, 1, 0]] * len(keys))}
+        return {name: columns[name] for name in select_fields}
 
     # What it asks of the trainer.
     def admit(self, num: int) -> None:
@@ -91,6 +110,11 @@ class World:
             self.rows[uid]["status"] = status
             for session in range(num):
                 self.rows[f"{uid}_{session}_0"] = {"status": "success"}
+
+    def finish_mixed(self, *uids: str) -> None:
+        """Groups with a signal: their first response earns 1, the others nothing."""
+        self.finish(*uids)
+        self.rewards |= {f"{uid}_0_0": 1.0 for uid in uids}
 
     def fail_open(self, error: str | None) -> list[str]:
         """Every group that is open fails, as verl's worker and `note_failure` report it; the groups."""
@@ -287,3 +311,98 @@ def test_first_failures_do_not_count_when_groups_finish_later(monkeypatch: pytes
     streak.note({"good"}, [f"c{i}" for i in range(7)], "x")
     with pytest.raises(GenerationFailedError, match=r"^8 prompt groups .*: y\."):
         streak.note({"good"}, ["d"], "y")
+
+
+@pytest.mark.fault("dynamic sampling: groups without a signal train, or what replaces them breaks the bound")
+@pytest.mark.parametrize("k", [0, 1])
+def test_groups_without_a_signal_are_given_up_and_others_take_their_place(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(2, k, monkeypatch, max_batches=0)
+    bound = 2 * (k + 1)
+
+    def first() -> None:
+        world.finish("g0")
+        world.finish_mixed("g1")
+
+    def then() -> None:
+        assert world.count == bound + 1 and "g0" not in world.rows and "g0_0_0" not in world.rows
+        world.finish_mixed(f"g{bound}", *(["g2", "g3"] if k else []))
+
+    world.waits = [first, then]
+    groups, metrics = world.sample(1)
+    assert len(groups) == 2 and set(groups) <= {"g1", "g2", "g3", f"g{bound}"}
+    assert world.rejected == [["g0_0_0", "g0_1_0"]]
+    assert metrics["groups_rejected_sum"] == 1 and metrics["tokens_rejected_sum"] == 2 * GROUP_SIZE
+    assert metrics["training/filter_groups/evicted_samples"] == 1
+    assert metrics[verl_buffer.DAPO_FILTERED_REWARD_COUNTS_KEY] == {0.0: 1}
+    world.step = 2
+    world.buffer.top_up(2)
+    world.finish_mixed(*(uid for uid, tag in world.rows.items() if tag.get("status") == "pending"))
+    _, metrics = world.sample(2)
+    assert metrics["groups_rejected_sum"] == metrics["tokens_rejected_sum"] == 0, "counts are those of one batch"
+    assert "training/filter_groups/evicted_samples" not in metrics
+
+
+def test_without_dynamic_sampling_such_groups_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2, 0, monkeypatch)
+    world.waits = [lambda: world.finish("g0", "g1")]
+    groups, metrics = world.sample(1)
+    assert groups == ["g0", "g1"] and "groups_rejected_sum" not in metrics
+
+
+def test_incomplete_group_is_started_again_and_not_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1, 0, monkeypatch, max_batches=0)
+    world.waits = [lambda: world.finish("g0", num=1), lambda: world.finish_mixed("g0.again")]
+    groups, metrics = world.sample(1)
+    assert groups == ["g0.again"] and metrics["groups_reissued_sum"] == 1 and metrics["groups_rejected_sum"] == 0
+
+
+def test_prompt_with_one_response_of_its_own_is_not_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's filter looks at groups of several."""
+    world = World(1, 0, monkeypatch, max_batches=0)
+    world.buffer.note_group_sizes({"g0": 1})
+    world.waits = [lambda: world.finish("g0", num=1)]
+    assert world.sample(1)[0] == ["g0"]
+
+
+@pytest.mark.fault("dynamic sampling never finds a batch: generation goes on for ever, and nobody says why")
+def test_run_that_finds_no_signal_ends_with_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2, 0, monkeypatch, max_batches=3)
+
+    def finish_open() -> None:
+        world.finish(*[uid for uid, tag in world.rows.items() if tag.get("status") == "pending"])
+
+    world.waits = [finish_open] * 100
+    with pytest.raises(NoSignalError, match=r"max_num_gen_batches=3 batches of 2 groups.*filter_groups\.enable=False"):
+        world.sample(1)
+    assert world.count == 6 and len(world.waits) == 97, "three batches were generated, and that is it"
+
+
+def test_groups_that_can_train_count_as_generated_and_the_count_begins_anew_with_each_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(2, 0, monkeypatch, max_batches=2)
+    for step, (alike, mixed, last) in enumerate([("g0", "g1", "g2"), ("g3", "g4", "g5")], start=1):
+        world.waits = [
+            lambda a=alike, m=mixed: (world.finish(a), world.finish_mixed(m)),
+            lambda uid=last: world.finish_mixed(uid),
+        ]
+        assert world.sample(step)[0] == [mixed, last]
+    world.waits = [
+        lambda: (world.finish("g6"), world.finish_mixed("g7")),
+        lambda: world.finish("g8"),
+        lambda: world.finish("g9"),
+    ]
+    with pytest.raises(NoSignalError, match=r"^3 prompt groups .* 1 groups can train"):
+        world.sample(3)
+
+
+def test_group_that_finishes_after_the_look_is_judged_before_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1, 1, monkeypatch, max_batches=0)
+    world.buffer.top_up(1)
+    world.finish("g0")
+    world.buffer._note_rejected = lambda batch: world.finish("g1") if "g1_0_0" not in world.rows else None
+    world.waits = [lambda: None, lambda: world.finish_mixed("g2")]
+    groups, metrics = world.sample(1)
+    assert groups == ["g2"] and metrics["groups_rejected_sum"] == 2

@@ -58,7 +58,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "context parallelism": ({f"{VLLM}.prefill_context_parallel_size": 2}, "verified for tensor parallelism"),
     "several turns": ({f"{ROLLOUT}.multi_turn.enable": True}, "later turns would lose their versions"),
     "tool agent": ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "does not pass on the versions"),
-    "groups thrown away": ({"algorithm.filter_groups.enable": True}, "throws generated groups away"),
+    "dynamic sampling by nothing": (
+        {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": None},
+        "algorithm.filter_groups.metric=None with",
+    ),
     "another sampler": ({"trainer.v1.sampler.custom_sampler.path": "x.py"}, "the admission rule is the sampler"),
     "another balancer": ({f"{ROLLOUT}.router_config_path": "router.yaml"}, "its load balancer is its own"),
     "equal request ids": ({f"{ROLLOUT}.full_determinism": True}, "requests need ids of their own"),
@@ -70,11 +73,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_pipeline_run_that_would_go_wrong_is_refused(case: str) -> None:
     changes, expected = REFUSALS[case]
-    preset = (
-        "[setup,cispo,prompt_mean,advantage,pipeline]"
-        if "filter_groups" not in str(changes)
-        else "[cispo,prompt_mean,pipeline]"
-    )
+    preset = "[setup,cispo,prompt_mean,advantage,pipeline]"
     if "bypass" in str(changes):
         preset = "[prompt_mean,pipeline]"
     if "calculate_log_probs" in str(changes):
@@ -88,6 +87,17 @@ def test_pipeline_run_that_would_go_wrong_is_refused(case: str) -> None:
 )
 def test_pipeline_goes_with_the_recipe_and_the_baselines(presets: str) -> None:
     assert find_problems(changed(presets, {})) == []
+
+
+@pytest.mark.parametrize("presets", ["[recipe,pipeline]", "[dapo,pipeline]", "[dapo,pipeline,curriculum]"])
+def test_dynamic_sampling_goes_with_the_recipe_in_this_mode(presets: str) -> None:
+    """Whose zero_variance=drop finds nothing to drop then, and whose curriculum learns of what was rejected."""
+    assert find_problems(changed(presets, {"algorithm.filter_groups.enable": True})) == []
+
+
+def test_number_of_generated_batches_has_to_be_a_number() -> None:
+    (problem,) = find_problems(changed("scalerl", {"algorithm.filter_groups.max_num_gen_batches": "ten"}))
+    assert "algorithm.filter_groups.max_num_gen_batches='ten'" in problem
 
 
 def test_preset_scalerl_is_recipe_and_pipeline() -> None:
