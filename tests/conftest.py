@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 import signal
+from collections.abc import Iterator
 
 # Small tensors on one core a process: threads that wait for each other cost more than they compute, and many times that
 # where the cores are shared with another worker of pytest.
@@ -41,6 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def warnings_are_logged() -> None:
-    """What vLLM's server imports sets the root logger to ERROR: warnings must not depend on what ran before."""
-    logging.getLogger().setLevel(logging.WARNING)
+def logging_is_as_it_was() -> Iterator[None]:
+    """What a test sets up of logging ends with it: the next one must not depend on what ran before.
+
+    What vLLM's server imports sets the root logger to ERROR. An entry point of Hydra's adds a handler that writes to
+    the output of this test alone.
+    """
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    before = list(root.handlers)
+    yield
+    for handler in list(root.handlers):
+        if handler not in before:
+            root.removeHandler(handler)
