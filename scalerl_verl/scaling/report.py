@@ -81,7 +81,7 @@ def describe_fits(fits: Mapping[str, CurveFit], unit: str) -> str:
             interval(fit.B_interval, 2),
             number(fit.C_mid),
             interval(fit.C_mid_interval),
-            f"{fit.R0:.3f}" + ("" if fit.R0_interval is None and fit.num_parameters == 3 else "*"),
+            f"{fit.R0:.3f}" + ("*" if fit.R0_source == "fitted" else ""),
             str(fit.num_points),
             f"{fit.rmse:.4f}",
             fit.verdict,

@@ -35,10 +35,11 @@ def fit_curve(
     """Fit the compute-performance curve and say how sure it is (arXiv 2510.13786, Eq. 1).
 
     Args:
-        compute: N distinct positive values, any order. The score at zero compute is no point: give it as R0.
+        compute: N distinct values of 0 or more, any order. The score at zero compute is that before training.
         score: N mean pass rates from 0 to 1.
         stderr: N standard errors; the weights of the points.
-        R0: score at zero compute; None fits it too, which widens every interval.
+        R0: score at zero compute, taken as exact: a point at zero compute is then left out. None fits R0 too; a point
+            at zero compute observes it, with the noise of the others.
         method: `profile`: bounded weighted least squares, global. `paper`: the paper's grid, unweighted.
         warm_up: points with less compute are left out (the paper leaves out its first 1,500 GPU-hours).
         level: of confidence of the intervals.
@@ -74,11 +75,15 @@ def fit_points(
         raise ValueError(f"warm_up={warm_up:g} must be 0 or more: compute below which points are left out")
     if warm_up > 0:
         kept = points.after(warm_up)
-        if not len(kept):
+        if not len(kept.trained):
             raise FitRefused("too_few_points", f"no point has a compute of {warm_up:g} or more (the warm-up cut).")
         points = kept
     if R0 is not None:
         check_R0(R0)
+    elif method == "paper":  # takes the score before training as exact
+        R0 = points.start
+    if R0 is not None:
+        points = points.trained
     num_parameters = 3 + (R0 is None) - (fixed_A is not None)
     check_count(points, num_parameters)
     variance = points.unit_variance() if errors == "absolute" else None
@@ -106,8 +111,8 @@ def _check_arguments(method: str, level: float, errors: str, grid: Grid | None, 
 
 def pose(points: Points, R0: float | None) -> Problems:
     """One least-squares problem for checked points."""
-    low, high = solver.make_bounds(points.compute, R0)
-    return Problems(np.log(points.compute)[None], points.score[None], points.weights()[None], low, high)
+    low, high = solver.make_bounds(points.trained.compute, R0)
+    return Problems(points.log_compute[None], points.score[None], points.weights()[None], low, high)
 
 
 def _fit_profile(
@@ -133,7 +138,7 @@ def _fit_profile(
         None if R0 is not None else _pair(ends[solver.R0]),
         level,
         float(found.sums[0]),
-        len(points),
+        len(points.trained),
         3 + (R0 is None) - (fixed_A is not None),
         "profile",
         (),
@@ -182,8 +187,8 @@ def _fit_late(
     nowhere = (math.nan, math.nan)
     kept = points.select(late)
     fit = CurveFit(
-        A, B, C_mid, fitted_R0, nowhere, nowhere, nowhere, None, level, float(sums[0]), len(kept), num_parameters,
-        "profile", (), variance, False, kept,
+        A, B, C_mid, fitted_R0, nowhere, nowhere, nowhere, None, level, float(sums[0]), len(kept.trained),
+        num_parameters, "profile", (), variance, False, kept,
     )  # fmt: skip
     return fit, int((~late).sum())
 

@@ -95,7 +95,9 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
     if fit.fixed_A:
         problem.low[solver.A] = problem.high[solver.A] = fit.A
     sums = float(problem.sums(fit.theta()[None])[0])
-    limit = float(allowed_excess(np.array([sums]), fit.num_points, fit.num_parameters, fit.level, fit.variance)[0])
+    limit = float(
+        allowed_excess(np.array([sums]), fit.num_observations, fit.num_parameters, fit.level, fit.variance)[0]
+    )
     place, side = (axis.ravel() for axis in np.indices((len(log_at), 2)))
     num = len(place)
     free = np.array([not fit.fixed_A, True, True, not fixed_R0])
@@ -192,10 +194,11 @@ def add_noise(fit: CurveFit, prediction: Prediction, stderr: Array | None = None
     if stderr is not None and fit.variance is not None:
         spread: Array | float = float(norm.ppf(tail)) * stderr
     else:
-        spread = float(student.ppf(tail, fit.num_points - fit.num_parameters)) * fit.noise
-        if stderr is not None and fit.points.stderr is not None:
+        spread = float(student.ppf(tail, fit.dof)) * fit.noise
+        unit = fit.points.unit_variance()
+        if stderr is not None and unit is not None:
             # The same relation between noise and standard error as in the fitted points.
-            spread = spread * stderr * np.sqrt(np.mean(1 / np.maximum(fit.points.stderr, 1e-12) ** 2))
+            spread = spread * stderr / np.sqrt(unit)
     low = prediction.score - np.hypot(prediction.score - prediction.low, spread)
     high = prediction.score + np.hypot(prediction.high - prediction.score, spread)
     return low, high
@@ -215,7 +218,7 @@ def compute_to_reach(fit: CurveFit, score: float) -> Reach:
     if not 0 < score <= 1:
         raise ValueError(f"score={score!r} must lie between 0 and 1: it is a pass rate")
     centre = invert(score, fit.A, fit.B, fit.C_mid, fit.R0)
-    first, last = fit.points.compute[0], fit.points.compute[-1]
+    first, last = fit.points.trained.compute[0], fit.points.compute[-1]
     grid = np.geomspace(first / 10, last * 1000, 90)
     predicted = predict(fit, grid)
     return Reach(

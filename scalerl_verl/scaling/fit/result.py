@@ -17,7 +17,7 @@ IDENTIFIED = "identified"
 PARAMETERS = ("A", "B", "C_mid", "R0")
 _SHOWN = (
     *(*PARAMETERS, *(f"{name}_interval" for name in PARAMETERS)),
-    *("level", "verdict", "identified", "sse", "rmse", "num_points", "num_parameters", "method"),
+    *("level", "verdict", "identified", "sse", "rmse", "num_points", "num_parameters", "method", "R0_source"),
 )
 Interval = tuple[float, float]
 
@@ -38,7 +38,8 @@ class CurveFit:
     A_interval, B_interval, C_mid_interval, R0_interval: intervals at `level`; R0's is None when it was given. An end
     that is the end of the search range says that the data do not bound the parameter on that side.
     sse: sum of squared residuals, weighted by 1 / stderr^2 (scaled to a mean of 1) where standard errors were given.
-    rmse: sqrt(sse / num_points). num_points, num_parameters: what was fitted. method: `profile` or `paper`.
+    num_points: points with compute > 0; num_observations: with the score before training, if it was one; rmse:
+    sqrt(sse / num_observations). num_parameters: what was fitted. method: `profile` or `paper`.
     troubles: reasons not to trust A, the gravest first; empty if A is identified.
     points: the data. grid: the table of cells of the method `paper`, else None. fixed_A: A was given.
     """
@@ -75,12 +76,29 @@ class CurveFit:
     @property
     def rmse(self) -> float:
         """Root mean square residual."""
-        return float(np.sqrt(self.sse / self.num_points))
+        return float(np.sqrt(self.sse / self.num_observations))
 
     @property
     def noise(self) -> float:
         """Standard deviation of a point of average weight around the curve, from the residuals."""
-        return float(np.sqrt(self.sse / (self.num_points - self.num_parameters)))
+        return float(np.sqrt(self.sse / self.dof))
+
+    @property
+    def num_observations(self) -> int:
+        """Number of points, with that at zero compute."""
+        return len(self.points)
+
+    @property
+    def dof(self) -> int:
+        """Degrees of freedom that the residuals have left."""
+        return self.num_observations - self.num_parameters
+
+    @property
+    def R0_source(self) -> str:
+        """`given`, `observed` (a point at zero compute) or `fitted` (seen by no point)."""
+        if self.points.start is not None:
+            return "observed"
+        return "given" if self.R0_interval is None and self.num_parameters + self.fixed_A == 3 else "fitted"
 
     def explain(self) -> str:
         """One sentence: A with its interval, or why it is not identified."""
@@ -104,5 +122,5 @@ class CurveFit:
         """Everything but the data, for JSON."""
         return {name: getattr(self, name) for name in _SHOWN} | {
             "troubles": [vars(trouble) for trouble in self.troubles],
-            "window": [float(self.points.compute[0]), float(self.points.compute[-1])],
+            "window": [float(self.points.trained.compute[0]), float(self.points.compute[-1])],
         }

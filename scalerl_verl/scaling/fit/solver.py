@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl_verl.scaling.fit.curve import Array, Mask, Rows, rise
+from scalerl_verl.scaling.fit.curve import LOG_ZERO, Array, Mask, Rows, rise
 
 A, LOG_B, LOG_C_MID, R0 = range(4)
 """Columns of theta."""
@@ -35,7 +35,8 @@ TOLERANCE = 1e-13  # of the sum of squares, relative: half the digits of a param
 class Problems:
     """M fits on N points each.
 
-    x: log compute, [1 or M, N]. y: scores, [M, N]. w: weights, [1 or M, N]. low, high: bounds of theta, [4].
+    x: log compute, [1 or M, N], `LOG_ZERO` for the score before training. y: scores, [M, N]. w: weights, [1 or M, N].
+    low, high: bounds of theta, [4].
     """
 
     x: Array
@@ -60,7 +61,7 @@ class Problems:
 
 
 def make_bounds(compute: Array, given_R0: float | None) -> tuple[Array, Array]:
-    """Bounds of theta for data at `compute` [N], sorted.
+    """Bounds of theta for data at `compute` [N], sorted and positive.
 
     B may be so large that the curve steps from R0 to A between two neighbouring points; beyond that nothing changes.
     """
@@ -102,6 +103,8 @@ def _average_neighbours(problems: Problems, most: int) -> Problems:
     if num <= most:
         return problems
     edges = np.linspace(0, num, most, endpoint=False).astype(int)
+    if problems.x[0, 0] == LOG_ZERO:  # has no neighbours
+        edges = np.unique([0, 1, *edges[1:]])
     w = np.add.reduceat(problems.w, edges, axis=1)
     y = np.add.reduceat(problems.w * problems.y, edges, axis=1) / np.maximum(w, 1e-300)
     x = np.add.reduceat(problems.x, edges, axis=1) / np.diff([*edges, num])
@@ -110,7 +113,8 @@ def _average_neighbours(problems: Problems, most: int) -> Problems:
 
 def _spread(x: Array, count: int) -> Array:
     """`count` values of log C_mid over the data and two e-folds around them."""
-    return np.linspace(x.min() - 2.0, x.max() + 2.0, count)
+    positive = x[x > LOG_ZERO]
+    return np.linspace(positive.min() - 2.0, positive.max() + 2.0, count)
 
 
 def solve_linear(problems: Problems, g_KN: Array, fixed_R0: bool) -> tuple[Array, Array, Array]:

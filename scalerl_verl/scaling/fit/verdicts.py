@@ -47,7 +47,7 @@ def find_troubles(fit: CurveFit, at_bounds: tuple[str, ...], late: tuple[CurveFi
     """
     found = [
         _few_points(fit),
-        _not_monotone(fit.points),
+        _not_monotone(fit.points.trained),
         _step_like(fit),
         *_edges(fit, at_bounds),
         _window(fit),
@@ -59,11 +59,11 @@ def find_troubles(fit: CurveFit, at_bounds: tuple[str, ...], late: tuple[CurveFi
 
 
 def _few_points(fit: CurveFit) -> Trouble | None:
-    if fit.num_points >= fit.num_parameters + FEW_POINTS:
+    if fit.dof >= FEW_POINTS:
         return None
     return Trouble(
         "too_few_points",
-        f"{fit.num_points} points for {fit.num_parameters} parameters; evaluate more often, "
+        f"{fit.num_observations} points for {fit.num_parameters} parameters; evaluate more often, "
         f"{fit.num_parameters + FEW_POINTS} points are the least for a verdict.",
     )
 
@@ -107,7 +107,7 @@ def find_fall(points: Points) -> tuple[int, int, float] | None:
 def _step_like(fit: CurveFit) -> Trouble | None:
     if fit.A <= fit.R0 + A_EDGE:
         return None  # without a rise any B fits, and there is no step
-    _, high = solver.make_bounds(fit.points.compute, fit.R0)
+    _, high = solver.make_bounds(fit.points.trained.compute, fit.R0)
     most = float(np.exp(high[solver.LOG_B]))
     if fit.B_interval[1] < 0.99 * most and most * 0.99 > fit.B:
         return None
@@ -165,12 +165,14 @@ def _too_wide(fit: CurveFit) -> Trouble | None:
 
 
 def split_early(points: Points, num_parameters: int) -> Mask | None:
-    """Mask of the points after the early regime; None if there are too few on either side to compare."""
+    """Mask of the points after the early regime and of the score before training; None if a side has too few."""
+    started = points.compute == 0
     late = points.compute >= EARLY_SHARE * points.compute[-1]
-    if (~late).sum() < 2:
-        late = np.arange(len(points)) >= max(2, len(points) // 6)
-    enough = late.sum() >= max(num_parameters + 3, 8) and np.ptp(points.score[late]) > 0
-    return late if enough else None
+    if (~late & ~started).sum() < 2:
+        num = int((~started).sum())
+        late = np.arange(len(points)) >= int(started.sum()) + max(2, num // 6)
+    enough = late.sum() >= max(num_parameters - int(started.sum()) + 3, 8) and np.ptp(points.score[late]) > 0
+    return late | started if enough else None
 
 
 def _early_regime(fit: CurveFit, late: tuple[CurveFit, int] | None) -> Trouble | None:
@@ -178,15 +180,15 @@ def _early_regime(fit: CurveFit, late: tuple[CurveFit, int] | None) -> Trouble |
     if late is None:
         return None
     later, num_early = late
-    dof = later.num_points - later.num_parameters
+    dof = later.dof
     per_point = max(later.sse / dof, 1e-12)
     statistic = max(fit.sse - later.sse, 0.0) / num_early / per_point
     shift = abs(fit.A - later.A)
     if shift < EARLY_MIN_SHIFT or float(fisher.sf(statistic, num_early, dof)) > EARLY_MIN_P:
         return None
+    first = later.points.trained.compute[0]
     return Trouble(
         "early_regime",
-        f"the {num_early} points below compute {later.points.compute[0]:.4g} follow another curve: without them A is "
-        f"{later.A:.3f} instead of {fit.A:.3f}; leave the early regime out (warm-up cut "
-        f"{later.points.compute[0]:.4g}).",
+        f"the {num_early} points below compute {first:.4g} follow another curve: without them A is {later.A:.3f} "
+        f"instead of {fit.A:.3f}; leave the early regime out (warm-up cut {first:.4g}).",
     )
