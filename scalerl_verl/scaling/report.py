@@ -14,6 +14,8 @@ from scalerl_verl.scaling.fit.prediction import Gain, Prediction, Reach
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 from scalerl_verl.scaling.fit.rivals import HeldOut
 
+SHOWN_WIDENING = 1.25
+"""Of an interval by correlated residuals; from here on it is told, for it is more than not to know the correlation."""
 NAMES = {"sigmoid": "sigmoid (Eq. 1)", "power_law": "power law", "logistic": "logistic in compute"}
 
 
@@ -94,6 +96,11 @@ def describe_fits(fits: Mapping[str, CurveFit], unit: str) -> str:
     lines.append("")
     for name, fit in fits.items():
         lines.append(f"{name}: {fit.explain()}")
+        if fit.widening >= SHOWN_WIDENING:
+            lines.append(
+                f"{name}: the interval of A allows for correlated residuals (between neighbours "
+                f"{fit.residual_correlation:.2f} was seen): it is {fit.widening:.1f} times as wide as without."
+            )
         lines += [f"{name}: also, {trouble.text}" for trouble in fit.troubles[1:]]
     return "\n".join(lines)
 

@@ -9,7 +9,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_verl.scaling.fit import paper_grid, profile, solver, verdicts
+from scalerl_verl.scaling.fit import correlation, paper_grid, profile, solver, verdicts
+from scalerl_verl.scaling.fit.late_trend import find_late_trend
 from scalerl_verl.scaling.fit.paper_grid import Grid
 from scalerl_verl.scaling.fit.points import FitRefused, Points, check_count, check_R0
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
@@ -71,6 +72,7 @@ def fit_points(
 ) -> CurveFit:
     """`fit_curve` for checked points."""
     _check_arguments(method, level, errors, grid, fixed_A)
+    before = points.trained
     if not warm_up >= 0:
         raise ValueError(f"warm_up={warm_up:g} must be 0 or more: compute below which points are left out")
     if warm_up > 0:
@@ -93,7 +95,8 @@ def fit_points(
     else:
         fit, at_bounds = _fit_profile(points, R0, level, variance, fixed_A)
         late = _fit_late(points, R0, level, variance, num_parameters) if fixed_A is None else None
-    return dataclasses.replace(fit, troubles=verdicts.find_troubles(fit, at_bounds, late))
+    trend = find_late_trend(pose(points, R0), fit.theta(), num_parameters)
+    return dataclasses.replace(fit, troubles=verdicts.find_troubles(fit, at_bounds, late, trend, before))
 
 
 def _check_arguments(method: str, level: float, errors: str, grid: Grid | None, fixed_A: float | None) -> None:
@@ -124,7 +127,10 @@ def _fit_profile(
         low[solver.A] = high[solver.A] = fixed_A
         high[solver.R0] = min(high[solver.R0], fixed_A)
     theta, sums = solver.solve(problems, R0 is not None)
-    found = profile.find_intervals(problems, theta, sums, R0 is not None, level, variance)
+    num_parameters = 3 + (R0 is None) - (fixed_A is not None)
+    correlated = correlation.estimate(problems, theta[0], num_parameters, variance is not None)
+    widening = correlated.widening(np.eye(4), level)[None]
+    found = profile.find_intervals(problems, theta, sums, R0 is not None, level, variance, widening=widening)
     A, B, C_mid, fitted_R0 = _natural(found.theta[0])
     ends = found.ends[0]
     fit = CurveFit(
@@ -139,12 +145,13 @@ def _fit_profile(
         level,
         float(found.sums[0]),
         len(points.trained),
-        3 + (R0 is None) - (fixed_A is not None),
+        num_parameters,
         "profile",
         (),
         variance,
         fixed_A is not None,
         points,
+        correlation=correlated,
     )
     return fit, _bounds_met(fit, low, high)
 
@@ -203,7 +210,10 @@ def _fit_by_grid(
     num_parameters = 3 + (R0 is None)
     # The table is unweighted, as the paper's fit is; a known variance is that of an average point.
     plain = None if variance is None or points.stderr is None else float(np.mean(points.stderr**2))
-    limit = best.sse + float(profile.allowed_excess(np.array([best.sse]), len(points), num_parameters, level, plain)[0])
+    theta = np.array([best.A, math.log(best.B), math.log(best.C_mid), best.R0])
+    correlated = correlation.estimate(pose(points, R0), theta, num_parameters, variance is not None)
+    excess = float(profile.allowed_excess(np.array([best.sse]), len(points), num_parameters, level, plain)[0])
+    limit = best.sse + excess * float(correlated.widening(np.eye(4)[:3], level).max()) ** 2
     i, j = np.nonzero(best.sums_AC <= limit)
     weighted = paper_grid.sum_squares(
         points.compute, points.score, points.weights(), best.A, best.B, best.C_mid, best.R0
@@ -227,6 +237,7 @@ def _fit_by_grid(
         False,
         points,
         best,
+        correlated,
     )
     return fit, _edges_met(fit, grid)
 
