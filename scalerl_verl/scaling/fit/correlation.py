@@ -106,7 +106,7 @@ def _residual_likelihood(residual: Array, J: Array, dof: int) -> tuple[Array, Ar
     for r, rho in enumerate(RHOS):
         e, K = _whiten(residual, rho), _whiten(J, rho)
         values, basis = np.linalg.eigh(K.T @ K)
-        kept = values > 1e-12 * values[-1]
+        kept = values > 1e-12 * values.max(initial=0.0)
         part = (basis.T @ (K.T @ e))[kept]
         sums[r] = max(e @ e - (part**2 / values[kept]).sum(), 1e-300)
         determinant = (len(e) - 1) * np.log(1 - rho**2) + np.log(values[kept]).sum()

@@ -95,7 +95,9 @@ def fit_points(
     else:
         fit, at_bounds = _fit_profile(points, R0, level, variance, fixed_A)
         late = _fit_late(points, R0, level, variance, num_parameters) if fixed_A is None else None
-    trend = find_late_trend(pose(points, R0), fit.theta(), num_parameters)
+    # A cell on the edge of its grid is no least-squares fit to look beside.
+    is_best = method == "profile" or not at_bounds
+    trend = find_late_trend(pose(points, R0), fit.theta(), num_parameters) if is_best else None
     return dataclasses.replace(fit, troubles=verdicts.find_troubles(fit, at_bounds, late, trend, before))
 
 
