@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from scalerl_verl.scaling.fit.backtest import Forecast
 from scalerl_verl.scaling.fit.bootstrap import Bootstrap
-from scalerl_verl.scaling.fit.compare import Pair, Row
+from scalerl_verl.scaling.fit.compare import RUN_SPREAD, Pair, Row
 from scalerl_verl.scaling.fit.prediction import Gain, Prediction, Reach
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 from scalerl_verl.scaling.fit.rivals import HeldOut
@@ -168,8 +168,9 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
     ]
     lines = [table(header, rows), ""]
     lines.append(
-        f"Paper's rule: the higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at the mean. "
-        "Interval rule: a winner only if the interval of the difference excludes 0."
+        f"Paper's rule: the higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at the mean, "
+        "if it is clearly higher. Interval rule: a winner only if the interval of the difference excludes 0; it allows "
+        f"for runs of one recipe that differ in A by {RUN_SPREAD:g} (standard deviation)."
     )
     doubtful = [f"{p.first} - {p.second}" for p in pairs if not p.trusted]
     if doubtful:
