@@ -169,8 +169,8 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
     lines = [table(header, rows), ""]
     lines.append(
         f"Paper's rule: the higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at the mean, "
-        "if it is clearly higher. Interval rule: a winner only if the interval of the difference excludes 0; it allows "
-        f"for runs of one recipe that differ in A by {RUN_SPREAD:g} (standard deviation)."
+        "however little. Interval rule: a winner only if the interval of the difference excludes 0; it allows for runs "
+        f"of one recipe that differ in A by {RUN_SPREAD:g} (standard deviation)."
     )
     doubtful = [f"{p.first} - {p.second}" for p in pairs if not p.trusted]
     if doubtful:
