@@ -21,7 +21,7 @@ if not __package__:
 
 from benchmarks.advantage.table import advantage_table
 from benchmarks.evidence import axes, family, fits, recipes, tokens, verl_runs
-from benchmarks.fit.table import fit_table
+from benchmarks.fit.table import coverage_table, fit_table
 from benchmarks.frontend.table import frontend_table
 from benchmarks.head import tables as head
 from benchmarks.pipeline import tables as pipeline
@@ -63,7 +63,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/commands.md": {"commands": commands.command_table},
     "docs/upstream-a-patch.md": {"patches": patches.patch_table},
     "patches/README.md": {"patches": patches.patch_table},
-    "docs/scaling.md": {"fit": fit_table},
+    "docs/scaling.md": {"fit": fit_table, "coverage": coverage_table},
     "docs/evidence-methods.md": {
         "miniature": recipes.comparison_table,
         "where": recipes.recipes_where,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what a fit costs."""
+"""The tables of what a fit costs, and how often its intervals hold the truth."""
 
 from __future__ import annotations
 
+from benchmarks.fit.coverage import BENCH, is_reached
 from benchmarks.markdown import table, where_table
 from benchmarks.rows import newest_run
 
@@ -21,4 +22,18 @@ def fit_table() -> str:
         )
         for row in rows
     ]
+    return f"{table(heads, lines)}\n\n{where_table({'': rows[:1]}, ('torch',))}"
+
+
+def coverage_table() -> str:
+    """One line a cell of the newest study; a cell that misses what it should reach says so."""
+    rows = newest_run(BENCH)
+    heads = ("points", "noise", "R0", "A covered", "median width", "widened", "wrong and `identified`", "reached")
+    lines = []
+    for row in rows:
+        case, counts = row["case"], row["error"]
+        covered, wrong = (f"{counts[name] / case['fits']:.1%}" for name in ("covered", "identified_wrong"))
+        reached = "yes" if is_reached(row) else "no"
+        widths = (f"{counts['width']:.3f}", f"{counts['widening']:.2f}")
+        lines.append((case["points"], case["noise"], case["R0"], covered, *widths, wrong, reached))
     return f"{table(heads, lines)}\n\n{where_table({'': rows[:1]}, ('torch',))}"

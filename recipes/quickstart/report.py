@@ -150,12 +150,11 @@ def summarise(
 
 
 def fit_points(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """Fit the sigmoid of ScaleRL with the start level as R0; a refused fit is reported, not hidden."""
+    """Fit the sigmoid of ScaleRL, the start level an observation of R0; a refused fit is reported, not hidden."""
     try:
         fit = fit_curve(
-            [point["generated_tokens"] for point in points[1:]],
-            [point["pass_rate"] for point in points[1:]],
-            R0=points[0]["pass_rate"],
+            [0.0, *(point["generated_tokens"] for point in points[1:])],
+            [point["pass_rate"] for point in points],
         )
     except FitRefused as refusal:
         return {"identified": False, "verdict": f"no fit: {refusal}"}

@@ -17,24 +17,25 @@ def forecast_metrics(points: Sequence[ValidationPoint], total_steps: int) -> dic
     """Fit the validations of a run so far over GPU-hours and predict its last step.
 
     Args:
-        points: in order; one at step 0 gives R0. total_steps: planned length of the run.
+        points: in order; one at step 0 is an observation of R0. total_steps: planned length of the run.
 
     Returns:
         `num_points` and `identified` (0 or 1) always; A and its interval, and the score expected at the end of the run
         with its interval, once there are enough points. GPU-hours at the end assume the average hours per step so far.
     """
     trained = [point for point in points if point.totals.steps > 0]
-    start = next((point.pass_rate for point in points if point.totals.steps == 0), None)
+    start = [point for point in points if point.totals.steps == 0][:1]
     metrics = {f"{PREFIX}num_points": float(len(trained)), f"{PREFIX}identified": 0.0}
-    stderr = [point.stderr for point in trained]
+    seen = [*start, *trained]
+    stderr = [point.stderr for point in seen]
     usable = all(value == value for value in stderr)
     try:
         data = Points.make(
-            [point.totals.gpu_hours for point in trained],
-            [point.pass_rate for point in trained],
+            [0.0 for _ in start] + [point.totals.gpu_hours for point in trained],
+            [point.pass_rate for point in seen],
             stderr if usable and trained else None,
         )
-        fit = fit_points(data, R0=start)
+        fit = fit_points(data)
     except FitRefused:  # too few points yet, or scores that do not move: the next validation tries again
         return metrics
     last = trained[-1].totals

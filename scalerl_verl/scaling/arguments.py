@@ -58,7 +58,8 @@ def _command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParse
     parser.add_argument(
         "--R0",
         default="auto",
-        help="score at zero compute: a number, `fit`, or `auto`: as measured at step 0, else fitted",
+        help="score at zero compute: a number, taken as exact; `fit`; or `auto`: what was measured at step 0 (a row at "
+        "zero compute) is an observation of it, without one it is fitted",
     )
     parser.add_argument("--method", choices=("profile", "paper"), default="profile", help="default: profile")
     parser.add_argument("--warm-up", type=float, default=0.0, metavar="C", help="leave out points with less compute")

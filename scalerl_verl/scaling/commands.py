@@ -20,7 +20,7 @@ from scalerl_verl.scaling.fit.bootstrap import Bootstrap, bootstrap
 from scalerl_verl.scaling.fit.compare import compare_all, leave_one_out
 from scalerl_verl.scaling.fit.fitting import fit_points
 from scalerl_verl.scaling.fit.paper_grid import Grid
-from scalerl_verl.scaling.fit.points import FitRefused
+from scalerl_verl.scaling.fit.points import FitRefused, Points
 from scalerl_verl.scaling.fit.prediction import compute_to_reach, predict, worth_going_on
 from scalerl_verl.scaling.fit.result import CurveFit
 from scalerl_verl.scaling.fit.rivals import compare_held_out
@@ -95,8 +95,8 @@ def fit_all(options: argparse.Namespace, curves: dict[str, Curve]) -> dict[str, 
     for name, curve in curves.items():
         with _named(name):
             fits[name] = fit_points(
-                curve.points(),
-                R0=choose_R0(options, curve),
+                choose_points(options, curve),
+                R0=choose_R0(options),
                 method=options.method,
                 warm_up=options.warm_up,
                 level=options.level,
@@ -115,15 +115,23 @@ def _named(name: str) -> Iterator[None]:
         raise
 
 
-def choose_R0(options: argparse.Namespace, curve: Curve) -> float | None:
-    """R0 by `--R0`; None to fit it.
+def choose_points(options: argparse.Namespace, curve: Curve) -> Points:
+    """The points of a curve; with `--R0 fit` without the score before training.
+
+    Raises:
+        FitRefused: the values are no points of a curve.
+    """
+    points = curve.points()
+    return points.trained if options.R0 == "fit" else points
+
+
+def choose_R0(options: argparse.Namespace) -> float | None:
+    """R0 by `--R0`; None to fit it, with or without an observation.
 
     Raises:
         ReadError: neither a number nor `fit` nor `auto`.
     """
-    if options.R0 == "auto":
-        return curve.start
-    if options.R0 == "fit":
+    if options.R0 in ("auto", "fit"):
         return None
     try:
         return float(options.R0)
@@ -299,10 +307,10 @@ def _backtest(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
     found = {}
     for name, curve in curves.items():
         with _named(name):
-            points = curve.points().after(options.warm_up)
+            points = choose_points(options, curve).after(options.warm_up)
             found[name] = backtest(
                 points,
-                R0=choose_R0(options, curve),
+                R0=choose_R0(options),
                 shares=options.shares,
                 level=options.level,
                 errors=options.errors,

@@ -71,7 +71,8 @@ def _draw(fits: Mapping[str, CurveFit], unit: str, kind: str, until: float, titl
     for place, (name, fit) in enumerate(fits.items()):
         draw = _draw_curve if kind == "curve" else _draw_linear
         draw(axes, name, fit, f"C{place % 10}", until)
-    window = [min(f.points.compute[0] for f in fits.values()), max(f.points.compute[-1] for f in fits.values())]
+    shown = [fit.points.trained.compute for fit in fits.values()]
+    window = [min(compute[0] for compute in shown), max(compute[-1] for compute in shown)]
     axes.axvspan(*window, color="0.5", alpha=0.08, zorder=0, label="fit window")
     axes.set_xscale("log")
     axes.set_xlabel(unit, fontsize=12)
@@ -100,7 +101,7 @@ def _label_compute(axes: Any) -> None:
 
 
 def _draw_curve(axes: Any, name: str, fit: CurveFit, color: str, until: float) -> None:
-    points = fit.points
+    points = fit.points.trained  # a logarithmic axis has no zero
     first, last = float(points.compute[0]), float(points.compute[-1])
     axes.errorbar(
         points.compute, points.score, points.stderr, fmt="o", markersize=3.5, color=color, alpha=0.6, linewidth=1
@@ -116,7 +117,7 @@ def _draw_curve(axes: Any, name: str, fit: CurveFit, color: str, until: float) -
 
 
 def _draw_linear(axes: Any, name: str, fit: CurveFit, color: str, until: float) -> None:
-    points = fit.points
+    points = fit.points.trained  # a logarithmic axis has no zero
     values = linear_form(points.score, fit.A, fit.R0)
     shown = np.isfinite(values)
     axes.plot(points.compute[shown], values[shown], "o", markersize=3.5, color=color, alpha=0.6)

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from scalerl_verl.scaling.fit.backtest import Forecast
 from scalerl_verl.scaling.fit.bootstrap import Bootstrap
-from scalerl_verl.scaling.fit.compare import Pair, Row
+from scalerl_verl.scaling.fit.compare import RUN_SPREAD, Pair, Row
 from scalerl_verl.scaling.fit.prediction import Gain, Prediction, Reach
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 from scalerl_verl.scaling.fit.rivals import HeldOut
 
+SHOWN_WIDENING = 1.25
+"""Of an interval by correlated residuals; from here on it is told, for it is more than not to know the correlation."""
 NAMES = {"sigmoid": "sigmoid (Eq. 1)", "power_law": "power law", "logistic": "logistic in compute"}
 
 
@@ -81,7 +83,7 @@ def describe_fits(fits: Mapping[str, CurveFit], unit: str) -> str:
             interval(fit.B_interval, 2),
             number(fit.C_mid),
             interval(fit.C_mid_interval),
-            f"{fit.R0:.3f}" + ("" if fit.R0_interval is None and fit.num_parameters == 3 else "*"),
+            f"{fit.R0:.3f}" + ("*" if fit.R0_source == "fitted" else ""),
             str(fit.num_points),
             f"{fit.rmse:.4f}",
             fit.verdict,
@@ -94,6 +96,11 @@ def describe_fits(fits: Mapping[str, CurveFit], unit: str) -> str:
     lines.append("")
     for name, fit in fits.items():
         lines.append(f"{name}: {fit.explain()}")
+        if fit.widening >= SHOWN_WIDENING:
+            lines.append(
+                f"{name}: the interval of A allows for correlated residuals (between neighbours "
+                f"{fit.residual_correlation:.2f} was seen): it is {fit.widening:.1f} times as wide as without."
+            )
         lines += [f"{name}: also, {trouble.text}" for trouble in fit.troubles[1:]]
     return "\n".join(lines)
 
@@ -161,8 +168,9 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
     ]
     lines = [table(header, rows), ""]
     lines.append(
-        f"Paper's rule: the higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at the mean. "
-        "Interval rule: a winner only if the interval of the difference excludes 0."
+        f"Paper's rule: the higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at the mean, "
+        "however little. Interval rule: a winner only if the interval of the difference excludes 0; it allows for runs "
+        f"of one recipe that differ in A by {RUN_SPREAD:g} (standard deviation)."
     )
     doubtful = [f"{p.first} - {p.second}" for p in pairs if not p.trusted]
     if doubtful:

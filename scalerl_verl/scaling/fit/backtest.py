@@ -80,14 +80,16 @@ def _forecast(points: Points, R0: float | None, share: float, level: float, erro
     try:
         fit = fit_points(fitted, R0=R0, level=level, errors=errors)
     except FitRefused as refusal:
-        return Forecast(share, len(fitted), len(later), nothing, nothing, nothing, nothing, level, None, str(refusal))
+        return Forecast(
+            share, len(fitted.trained), len(later), nothing, nothing, nothing, nothing, level, None, str(refusal)
+        )
     predicted = predict(fit, later.compute)
     low, high = add_noise(fit, predicted, later.stderr)
     error = predicted.score - later.score
     inside = (later.score >= low) & (later.score <= high)
     return Forecast(
         share,
-        len(fitted),
+        len(fitted.trained),
         len(later),
         float(np.sqrt((error**2).mean())),
         float(error.mean()),

@@ -74,7 +74,7 @@ def bootstrap(
         raise ValueError(f"kind={kind!r}: use one of {', '.join(KINDS)}")
     if num_resamples < 2:
         raise ValueError(f"num_resamples={num_resamples} must be 2 or more; 1,000 give steady 95% intervals")
-    num = fit.num_points
+    num = fit.num_observations
     block = block or max(1, round(num ** (1 / 3)))
     if not 1 <= block <= num:
         raise ValueError(f"block={block} must lie between 1 and the number of points, {num}")
@@ -104,7 +104,7 @@ def _draw_points(fit: CurveFit, block: int, rng: np.random.Generator) -> Callabl
     root_w = np.sqrt(points.weights())
     fitted = fit.curve(points.compute)
     residual = (points.score - fitted) * root_w
-    residual = (residual - residual.mean()) * np.sqrt(fit.num_points / (fit.num_points - fit.num_parameters))
+    residual = (residual - residual.mean()) * np.sqrt(fit.num_observations / fit.dof)
     num = len(residual)
     num_blocks = -(-num // block)
 

@@ -8,6 +8,8 @@ from scipy.special import expit
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.integer]
+LOG_ZERO = -1e5
+"""Stands for the logarithm of zero compute: the rise there is exactly 0 for every B >= 0.01, and no product is NaN."""
 
 
 def sigmoid(

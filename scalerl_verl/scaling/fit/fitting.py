@@ -9,7 +9,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_verl.scaling.fit import paper_grid, profile, solver, verdicts
+from scalerl_verl.scaling.fit import correlation, paper_grid, profile, solver, verdicts
+from scalerl_verl.scaling.fit.late_trend import find_late_trend
 from scalerl_verl.scaling.fit.paper_grid import Grid
 from scalerl_verl.scaling.fit.points import FitRefused, Points, check_count, check_R0
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
@@ -35,10 +36,11 @@ def fit_curve(
     """Fit the compute-performance curve and say how sure it is (arXiv 2510.13786, Eq. 1).
 
     Args:
-        compute: N distinct positive values, any order. The score at zero compute is no point: give it as R0.
+        compute: N distinct values of 0 or more, any order. The score at zero compute is that before training.
         score: N mean pass rates from 0 to 1.
         stderr: N standard errors; the weights of the points.
-        R0: score at zero compute; None fits it too, which widens every interval.
+        R0: score at zero compute, taken as exact: a point at zero compute is then left out. None fits R0 too; a point
+            at zero compute observes it, with the noise of the others.
         method: `profile`: bounded weighted least squares, global. `paper`: the paper's grid, unweighted.
         warm_up: points with less compute are left out (the paper leaves out its first 1,500 GPU-hours).
         level: of confidence of the intervals.
@@ -70,15 +72,20 @@ def fit_points(
 ) -> CurveFit:
     """`fit_curve` for checked points."""
     _check_arguments(method, level, errors, grid, fixed_A)
+    before = points.trained
     if not warm_up >= 0:
         raise ValueError(f"warm_up={warm_up:g} must be 0 or more: compute below which points are left out")
     if warm_up > 0:
         kept = points.after(warm_up)
-        if not len(kept):
+        if not len(kept.trained):
             raise FitRefused("too_few_points", f"no point has a compute of {warm_up:g} or more (the warm-up cut).")
         points = kept
     if R0 is not None:
         check_R0(R0)
+    elif method == "paper":  # takes the score before training as exact
+        R0 = points.start
+    if R0 is not None:
+        points = points.trained
     num_parameters = 3 + (R0 is None) - (fixed_A is not None)
     check_count(points, num_parameters)
     variance = points.unit_variance() if errors == "absolute" else None
@@ -88,7 +95,10 @@ def fit_points(
     else:
         fit, at_bounds = _fit_profile(points, R0, level, variance, fixed_A)
         late = _fit_late(points, R0, level, variance, num_parameters) if fixed_A is None else None
-    return dataclasses.replace(fit, troubles=verdicts.find_troubles(fit, at_bounds, late))
+    # A cell on the edge of its grid is no least-squares fit to look beside.
+    is_best = method == "profile" or not at_bounds
+    trend = find_late_trend(pose(points, R0), fit.theta(), num_parameters) if is_best else None
+    return dataclasses.replace(fit, troubles=verdicts.find_troubles(fit, at_bounds, late, trend, before))
 
 
 def _check_arguments(method: str, level: float, errors: str, grid: Grid | None, fixed_A: float | None) -> None:
@@ -106,8 +116,8 @@ def _check_arguments(method: str, level: float, errors: str, grid: Grid | None, 
 
 def pose(points: Points, R0: float | None) -> Problems:
     """One least-squares problem for checked points."""
-    low, high = solver.make_bounds(points.compute, R0)
-    return Problems(np.log(points.compute)[None], points.score[None], points.weights()[None], low, high)
+    low, high = solver.make_bounds(points.trained.compute, R0)
+    return Problems(points.log_compute[None], points.score[None], points.weights()[None], low, high)
 
 
 def _fit_profile(
@@ -119,7 +129,10 @@ def _fit_profile(
         low[solver.A] = high[solver.A] = fixed_A
         high[solver.R0] = min(high[solver.R0], fixed_A)
     theta, sums = solver.solve(problems, R0 is not None)
-    found = profile.find_intervals(problems, theta, sums, R0 is not None, level, variance)
+    num_parameters = 3 + (R0 is None) - (fixed_A is not None)
+    correlated = correlation.estimate(problems, theta[0], num_parameters, variance is not None)
+    widening = correlated.widening(np.eye(4), level)[None]
+    found = profile.find_intervals(problems, theta, sums, R0 is not None, level, variance, widening=widening)
     A, B, C_mid, fitted_R0 = _natural(found.theta[0])
     ends = found.ends[0]
     fit = CurveFit(
@@ -133,13 +146,14 @@ def _fit_profile(
         None if R0 is not None else _pair(ends[solver.R0]),
         level,
         float(found.sums[0]),
-        len(points),
-        3 + (R0 is None) - (fixed_A is not None),
+        len(points.trained),
+        num_parameters,
         "profile",
         (),
         variance,
         fixed_A is not None,
         points,
+        correlation=correlated,
     )
     return fit, _bounds_met(fit, low, high)
 
@@ -182,8 +196,8 @@ def _fit_late(
     nowhere = (math.nan, math.nan)
     kept = points.select(late)
     fit = CurveFit(
-        A, B, C_mid, fitted_R0, nowhere, nowhere, nowhere, None, level, float(sums[0]), len(kept), num_parameters,
-        "profile", (), variance, False, kept,
+        A, B, C_mid, fitted_R0, nowhere, nowhere, nowhere, None, level, float(sums[0]), len(kept.trained),
+        num_parameters, "profile", (), variance, False, kept,
     )  # fmt: skip
     return fit, int((~late).sum())
 
@@ -198,7 +212,10 @@ def _fit_by_grid(
     num_parameters = 3 + (R0 is None)
     # The table is unweighted, as the paper's fit is; a known variance is that of an average point.
     plain = None if variance is None or points.stderr is None else float(np.mean(points.stderr**2))
-    limit = best.sse + float(profile.allowed_excess(np.array([best.sse]), len(points), num_parameters, level, plain)[0])
+    theta = np.array([best.A, math.log(best.B), math.log(best.C_mid), best.R0])
+    correlated = correlation.estimate(pose(points, R0), theta, num_parameters, variance is not None)
+    excess = float(profile.allowed_excess(np.array([best.sse]), len(points), num_parameters, level, plain)[0])
+    limit = best.sse + excess * float(correlated.widening(np.eye(4)[:3], level).max()) ** 2
     i, j = np.nonzero(best.sums_AC <= limit)
     weighted = paper_grid.sum_squares(
         points.compute, points.score, points.weights(), best.A, best.B, best.C_mid, best.R0
@@ -222,6 +239,7 @@ def _fit_by_grid(
         False,
         points,
         best,
+        correlated,
     )
     return fit, _edges_met(fit, grid)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl_verl.scaling.fit.curve import Array, Mask
+from scalerl_verl.scaling.fit.curve import LOG_ZERO, Array, Mask
 
 MIN_STDERR_SHARE = 0.1
 """A standard error below this share of the median one is raised to it: a lucky 0 must not outweigh all other points."""
@@ -29,8 +29,9 @@ class FitRefused(ValueError):
 class Points:
     """Validation points in the order of their compute.
 
-    compute: [N] distinct and positive, any unit. score: [N] mean pass rates from 0 to 1. stderr: [N] standard errors
-    of the scores, or None. prompt_scores: [prompts, N] pass rate of each prompt at each point, or None. `make` checks.
+    compute: [N] distinct, 0 or more, any unit; a point at 0 is the score before training, an observation of R0.
+    score: [N] mean pass rates from 0 to 1. stderr: [N] standard errors of the scores, or None. prompt_scores:
+    [prompts, N] pass rate of each prompt at each point, or None. `make` checks.
     """
 
     compute: Array
@@ -63,6 +64,22 @@ class Points:
     def __len__(self) -> int:
         return len(self.compute)
 
+    @property
+    def start(self) -> float | None:
+        """Score before training: that of the point at zero compute; None without one."""
+        return float(self.score[0]) if len(self) and self.compute[0] == 0 else None
+
+    @property
+    def trained(self) -> Points:
+        """The points with compute > 0."""
+        return self if self.start is None else self.select(self.compute > 0)
+
+    @property
+    def log_compute(self) -> Array:
+        """Logarithms of the compute values, [N]; `LOG_ZERO` at zero compute."""
+        positive = self.compute > 0
+        return np.where(positive, np.log(np.where(positive, self.compute, 1.0)), LOG_ZERO)
+
     def weights(self) -> Array:
         """1 / stderr^2 scaled to a mean of 1, [N]; ones without standard errors."""
         if self.stderr is None or not self.stderr.any():
@@ -88,26 +105,29 @@ class Points:
         )
 
     def after(self, warm_up: float) -> Points:
-        """The points whose compute is at least `warm_up`."""
-        return self.select(self.compute >= warm_up)
+        """The points whose compute is at least `warm_up`, and the score before training."""
+        return self.select((self.compute >= warm_up) | (self.compute == 0))
 
 
 def check_count(points: Points, num_parameters: int) -> None:
-    """Refuse fewer points than parameters + 2, and a constant score.
+    """Refuse fewer observations than parameters + 2, and a score that is constant once training began.
 
     Raises:
         FitRefused: too few points, or all scores equal.
     """
-    needed = num_parameters + 2
-    if len(points) < needed:
+    trained, is_started = points.trained, points.start is not None
+    needed = num_parameters + 2 - is_started
+    if len(trained) < needed:
         raise FitRefused(
             "too_few_points",
-            f"{len(points)} points with compute > 0; a fit of {num_parameters} parameters needs {needed}: evaluate "
-            "more often" + (", or give the score at zero compute as R0." if num_parameters == 4 else "."),
+            f"{len(trained)} points with compute > 0; a fit of {num_parameters} parameters needs {needed}"
+            + (" beside the score before training" if is_started else "")
+            + ": evaluate more often"
+            + (", or give the score at zero compute." if num_parameters == 4 and not is_started else "."),
         )
-    if np.ptp(points.score) == 0:
+    if np.ptp(trained.score) == 0:
         raise FitRefused(
-            "constant_score", f"every score is {points.score[0]:g}; a constant has no ceiling to extrapolate to."
+            "constant_score", f"every score is {trained.score[0]:g}; a constant has no ceiling to extrapolate to."
         )
 
 
@@ -138,10 +158,10 @@ def _check_values(compute: Array, score: Array, stderr: Array | None) -> None:
             f"compute or score holds a NaN or an infinity in {bad.sum()} of {len(bad)} points, the first is number "
             f"{int(bad.argmax()) + 1}; leave those points out.",
         )
-    if np.any(compute <= 0):
+    if np.any(compute < 0):
         raise FitRefused(
             "non_positive_compute",
-            f"compute must be positive, got {compute.min():g}; give the score at zero compute as R0.",
+            f"compute must be positive, or 0 for the score before training; got {compute.min():g}: correct it.",
         )
     if len(score) and (score.min() < 0 or score.max() > 1):
         raise FitRefused(

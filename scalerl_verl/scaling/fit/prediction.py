@@ -95,16 +95,16 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
     if fit.fixed_A:
         problem.low[solver.A] = problem.high[solver.A] = fit.A
     sums = float(problem.sums(fit.theta()[None])[0])
-    limit = float(allowed_excess(np.array([sums]), fit.num_points, fit.num_parameters, fit.level, fit.variance)[0])
+    limits = _limits(fit, problem, log_at, sums)
     place, side = (axis.ravel() for axis in np.indices((len(log_at), 2)))
-    num = len(place)
+    num, limit = len(place), limits[place]
     free = np.array([not fit.fixed_A, True, True, not fixed_R0])
     warm = np.repeat(fit.theta()[None], num, axis=0)
     target = centre[place] + np.where(side == 0, -1.0, 1.0)
     x_JN = np.concatenate([np.repeat(problem.x, num, axis=0), log_at[place, None]], axis=1)
     y_JN = np.concatenate([np.repeat(problem.y, num, axis=0), target[:, None]], axis=1)
     w_JN = np.concatenate([np.repeat(problem.w, num, axis=0), np.zeros((num, 1))], axis=1)
-    pull = _first_pull(fit, problem, log_at, limit, free)[place]
+    pull = _first_pull(fit, problem, log_at, limits, free)[place]
     weak, strong = np.full(num, PULLS[0]), np.full(num, np.nan)
     outer, beyond, missed = np.zeros((num, 4)), np.full(num, np.nan), np.ones(num, dtype=bool)
     ends, active = centre[place].copy(), np.arange(num)
@@ -113,8 +113,10 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
         part = Problems(x_JN[active], y_JN[active], w_JN[active], problem.low, problem.high)
         theta, _ = solver.minimise(part, warm[active], free)
         rows = np.zeros(len(active), dtype=int)
-        excess = np.maximum(problem.take(rows).sums(theta) - sums, limit * 1e-12)
-        off = 0.5 * np.log(excess / limit)  # log of the root of the deviance: close to linear in the log of the pull
+        excess = np.maximum(problem.take(rows).sums(theta) - sums, limit[active] * 1e-12)
+        off = 0.5 * np.log(
+            excess / limit[active]
+        )  # log of the root of the deviance: close to linear in the log of the pull
         inside = off <= 0
         # Inside the limit the way so far counts; what lies outside is a worse start than what lies inside.
         warm[active[inside]] = theta[inside]
@@ -138,15 +140,15 @@ def _band(fit: CurveFit, log_at: Array, centre: Array) -> Array:
     gaps = np.flatnonzero(missed & ~np.isnan(beyond))
     if len(gaps):
         part = Problems(x_JN[gaps], y_JN[gaps], w_JN[gaps], problem.low, problem.high)
-        ends[gaps] = _halve(part, free, (warm[gaps], outer[gaps]), (ends[gaps], beyond[gaps]), sums + limit)
+        ends[gaps] = _halve(part, free, (warm[gaps], outer[gaps]), (ends[gaps], beyond[gaps]), sums + limit[gaps])
     return ends.clip(0.0, 1.0).reshape(-1, 2)
 
 
-def _halve(part: Problems, free: Mask, starts: tuple[Array, Array], gap: tuple[Array, Array], allowed: float) -> Array:
+def _halve(part: Problems, free: Mask, starts: tuple[Array, Array], gap: tuple[Array, Array], allowed: Array) -> Array:
     """Scores at the limit, [J], between one inside and one outside of it: the curve is held at the middle of the gap.
 
     part: data and, last, the place where the curve is held. starts: theta of both ends. gap: scores of both ends.
-    allowed: sum of squares of the data at the limit.
+    allowed: sums of squares of the data at the limit, [J].
     """
     inner, outer = gap
     y_JN, w_JN = part.y.copy(), part.w.copy()
@@ -165,7 +167,18 @@ def _halve(part: Problems, free: Mask, starts: tuple[Array, Array], gap: tuple[A
     return inner
 
 
-def _first_pull(fit: CurveFit, problem: Problems, log_at: Array, limit: float, free: Mask) -> Array:
+def _limits(fit: CurveFit, problem: Problems, log_at: Array, sums: float) -> Array:
+    """How far the sum of squares may rise at every place, [K]: correlated residuals widen each place by its own."""
+    num, known = fit.num_observations, fit.variance
+    limit = allowed_excess(np.array([sums]), num, fit.num_parameters, fit.level, known)
+    if fit.correlation is None:
+        return np.repeat(limit, len(log_at))
+    at_place = Problems(log_at[None], np.zeros((1, len(log_at))), np.ones((1, 1)), problem.low, problem.high)
+    gradient = solver.jacobian(at_place, fit.theta()[None])[0].T
+    return limit * fit.correlation.widening(gradient, fit.level) ** 2
+
+
+def _first_pull(fit: CurveFit, problem: Problems, log_at: Array, limit: Array, free: Mask) -> Array:
     """Log of the pull that would do if the curve were linear in its parameters, [K]."""
     theta = np.repeat(fit.theta()[None], len(log_at), axis=0)
     at_place = Problems(log_at[:, None], np.zeros((len(log_at), 1)), np.ones((1, 1)), problem.low, problem.high)
@@ -192,10 +205,11 @@ def add_noise(fit: CurveFit, prediction: Prediction, stderr: Array | None = None
     if stderr is not None and fit.variance is not None:
         spread: Array | float = float(norm.ppf(tail)) * stderr
     else:
-        spread = float(student.ppf(tail, fit.num_points - fit.num_parameters)) * fit.noise
-        if stderr is not None and fit.points.stderr is not None:
+        spread = float(student.ppf(tail, fit.dof)) * fit.noise
+        unit = fit.points.unit_variance()
+        if stderr is not None and unit is not None:
             # The same relation between noise and standard error as in the fitted points.
-            spread = spread * stderr * np.sqrt(np.mean(1 / np.maximum(fit.points.stderr, 1e-12) ** 2))
+            spread = spread * stderr / np.sqrt(unit)
     low = prediction.score - np.hypot(prediction.score - prediction.low, spread)
     high = prediction.score + np.hypot(prediction.high - prediction.score, spread)
     return low, high
@@ -215,7 +229,7 @@ def compute_to_reach(fit: CurveFit, score: float) -> Reach:
     if not 0 < score <= 1:
         raise ValueError(f"score={score!r} must lie between 0 and 1: it is a pass rate")
     centre = invert(score, fit.A, fit.B, fit.C_mid, fit.R0)
-    first, last = fit.points.compute[0], fit.points.compute[-1]
+    first, last = fit.points.trained.compute[0], fit.points.compute[-1]
     grid = np.geomspace(first / 10, last * 1000, 90)
     predicted = predict(fit, grid)
     return Reach(

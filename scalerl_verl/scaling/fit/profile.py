@@ -10,11 +10,11 @@ from scipy.stats import chi2
 from scipy.stats import t as student
 
 from scalerl_verl.scaling.fit import solver
+from scalerl_verl.scaling.fit.correlation import RMSE_FLOOR
 from scalerl_verl.scaling.fit.curve import Array, Mask, Rows
+from scalerl_verl.scaling.fit.profile_table import ProfileTable
 from scalerl_verl.scaling.fit.solver import Problems
 
-RMSE_FLOOR = 1e-6
-"""Scores are not taken to be more exact than this."""
 MAX_EVALUATIONS = 40
 ROOT_TOLERANCE = 2e-3  # of the half-width of an interval
 
@@ -53,6 +53,7 @@ def find_intervals(
     level: float = 0.95,
     variance: float | None = None,
     columns: tuple[int, ...] | None = None,
+    widening: Array | None = None,
 ) -> Intervals:
     """Intervals of the free parameters (or the given columns of theta) of every problem.
 
@@ -61,14 +62,17 @@ def find_intervals(
         fixed_R0: R0 is no parameter.
         level: of confidence. variance: of a point of weight 1, if known.
         columns: restrict the search to these.
+        widening: of each interval, [M, 4], against one from independent residuals; None: no widening.
     """
     theta, sums = theta.copy(), sums.copy()
-    num_free = 3 if fixed_R0 else 4
     free = np.array([True, True, True, not fixed_R0])
+    num_free = int((free & (problems.high > problems.low)).sum())
     columns = columns or tuple(np.flatnonzero(free))
+    widening = np.ones((len(theta), 4)) if widening is None else widening
+    table = ProfileTable(problems)
     for _ in range(3):
-        limit = allowed_excess(sums, problems.y.shape[1], num_free, level, variance)
-        search = _Search(problems, theta, sums, limit, free, columns)
+        limit = allowed_excess(sums, problems.y.shape[1], num_free, level, variance)[:, None] * widening**2
+        search = _Search(problems, theta, sums, limit, free, columns, table)
         search.run()
         if not search.improve(theta, sums):
             break
@@ -84,19 +88,27 @@ class _Search:
     """The roots of every problem, column and side at once: J of them."""
 
     def __init__(
-        self, problems: Problems, theta: Array, sums: Array, limit: Array, free: Mask, columns: tuple[int, ...]
+        self,
+        problems: Problems,
+        theta: Array,
+        sums: Array,
+        limit: Array,
+        free: Mask,
+        columns: tuple[int, ...],
+        table: ProfileTable,
     ) -> None:
         shape = (len(theta), len(columns), 2)
         self.row, place, self.side = (axis.ravel() for axis in np.indices(shape))
         self.column = np.asarray(columns)[place]
         self.problems, self.free = problems, np.broadcast_to(free, (len(self.row), 4)).copy()
         self.free[np.arange(len(self.row)), self.column] = False
-        self.best, self.limit = sums[self.row], limit[self.row]
+        self.best, self.limit, self.table = sums[self.row], limit[self.row, self.column], table
         self.centre = theta[self.row, self.column]
         bound = np.where(self.side == 0, problems.low[self.column], problems.high[self.column])
         # A cannot fall below a fixed R0, nor R0 rise above A's bound: both are bounds of theta already.
         self.bound = bound
         self.warm = theta[self.row].copy()
+        self.far = np.zeros(len(self.row), dtype=bool)  # the interval reaches to other cells of the table
         self.found, self.open = self.centre.copy(), np.zeros(len(self.row), dtype=bool)
         self.lowest, self.lowest_theta = self.best.copy(), self.warm.copy()
         self.sign = np.where(self.side == 0, -1.0, 1.0)
@@ -112,10 +124,10 @@ class _Search:
     def run(self) -> None:
         """Step outwards, then close in, on the root of the deviance, which is close to linear in the parameter."""
         goal = np.sqrt(self.limit)
-        inner, inner_root = np.zeros(len(self.row)), np.zeros(len(self.row))
         room = np.abs(self.bound - self.centre)
+        inner, inner_root = self._reach()
         outer, outer_root = np.full(len(self.row), np.inf), np.full(len(self.row), np.inf)
-        at = np.minimum(self.first_step, room)
+        at = np.minimum(np.maximum(self.first_step, inner), room)
         active = np.flatnonzero(room > 0)
         self.open[room <= 0] = True
         for _ in range(MAX_EVALUATIONS):
@@ -126,7 +138,7 @@ class _Search:
             into, outof = active[inside], active[~inside]
             inner[into], inner_root[into] = at[into], root[inside]
             outer[outof], outer_root[outof] = at[outof], root[~inside]
-            at_bound = inside & (at[active] >= room[active])
+            at_bound = inside & (at[active] >= room[active] - 1e-12)
             self.found[active[at_bound]] = self.bound[active[at_bound]]
             self.open[active[at_bound]] = True
             close = np.abs(root - goal[active]) <= ROOT_TOLERANCE * goal[active]
@@ -149,6 +161,17 @@ class _Search:
             between = inner + share * (outer - inner)
         return np.where(np.isfinite(outer), between, expand)
 
+    def _reach(self) -> tuple[Array, Array]:
+        """Distances that the table already shows to lie inside, [J], and the roots of the deviance there, [J]."""
+        inner, inner_root = np.zeros(len(self.row)), np.zeros(len(self.row))
+        for j, (row, column, side) in enumerate(zip(self.row, self.column, self.side, strict=True)):
+            found = self.table.reach(row, self.warm[j], column, side, self.limit[j])
+            if found is not None:
+                theta, rise_by = found
+                inner[j], inner_root[j] = abs(theta[column] - self.centre[j]), np.sqrt(rise_by)
+                self.warm[j], self.far[j] = theta, True
+        return inner, inner_root
+
     def _root(self, active: Rows, at: Array) -> Array:
         """Square root of the rise of the profile at a distance from the centre."""
         value = self.centre[active] + self.sign[active] * at
@@ -163,7 +186,18 @@ class _Search:
             moved == solver.R0, np.maximum(start[:, solver.R0], start[:, solver.A]), start[:, solver.A]
         )
         theta, sums = solver.minimise(self.problems.take(self.row[active]), start, self.free[active])
-        self.warm[active] = theta
+        far = np.flatnonzero(self.far[active])
+        if len(far):
+            # A walk from the best cell of all, too: where the profile bends, one from the last place stays behind.
+            there = active[far]
+            start = np.array(
+                [self.table.start(self.row[j], self.column[j], v) for j, v in zip(there, value[far], strict=True)]
+            )
+            other, other_sums = solver.minimise(self.problems.take(self.row[there]), start, self.free[there])
+            better = other_sums < sums[far]
+            theta[far[better]], sums[far[better]] = other[better], other_sums[better]
+        within = sums <= self.best[active] + self.limit[active]
+        self.warm[active[within]] = theta[within]
         lower = sums < self.lowest[active]
         self.lowest[active[lower]], self.lowest_theta[active[lower]] = sums[lower], theta[lower]
         return np.sqrt(np.maximum(sums - self.best[active], 0.0))

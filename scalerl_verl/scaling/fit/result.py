@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalerl_verl.scaling.fit.correlation import Correlation
 from scalerl_verl.scaling.fit.curve import Array, sigmoid
 from scalerl_verl.scaling.fit.paper_grid import GridFit
 from scalerl_verl.scaling.fit.points import Points
@@ -17,7 +18,8 @@ IDENTIFIED = "identified"
 PARAMETERS = ("A", "B", "C_mid", "R0")
 _SHOWN = (
     *(*PARAMETERS, *(f"{name}_interval" for name in PARAMETERS)),
-    *("level", "verdict", "identified", "sse", "rmse", "num_points", "num_parameters", "method"),
+    *("level", "verdict", "identified", "sse", "rmse", "num_points", "num_parameters", "method", "R0_source"),
+    *("residual_correlation", "widening"),
 )
 Interval = tuple[float, float]
 
@@ -38,9 +40,11 @@ class CurveFit:
     A_interval, B_interval, C_mid_interval, R0_interval: intervals at `level`; R0's is None when it was given. An end
     that is the end of the search range says that the data do not bound the parameter on that side.
     sse: sum of squared residuals, weighted by 1 / stderr^2 (scaled to a mean of 1) where standard errors were given.
-    rmse: sqrt(sse / num_points). num_points, num_parameters: what was fitted. method: `profile` or `paper`.
+    num_points: points with compute > 0; num_observations: with the score before training, if it was one; rmse:
+    sqrt(sse / num_observations). num_parameters: what was fitted. method: `profile` or `paper`.
     troubles: reasons not to trust A, the gravest first; empty if A is identified.
-    points: the data. grid: the table of cells of the method `paper`, else None. fixed_A: A was given.
+    points: the data. grid: the table of cells of the method `paper`, else None. fixed_A: A was given. correlation: of
+    neighbouring residuals, which the intervals allow for.
     """
 
     A: float
@@ -61,6 +65,7 @@ class CurveFit:
     fixed_A: bool = False
     points: Points = field(repr=False, compare=False, default_factory=lambda: Points(np.zeros(0), np.zeros(0)))
     grid: GridFit | None = field(repr=False, compare=False, default=None)
+    correlation: Correlation | None = field(repr=False, compare=False, default=None)
 
     @property
     def verdict(self) -> str:
@@ -75,12 +80,39 @@ class CurveFit:
     @property
     def rmse(self) -> float:
         """Root mean square residual."""
-        return float(np.sqrt(self.sse / self.num_points))
+        return float(np.sqrt(self.sse / self.num_observations))
 
     @property
     def noise(self) -> float:
         """Standard deviation of a point of average weight around the curve, from the residuals."""
-        return float(np.sqrt(self.sse / (self.num_points - self.num_parameters)))
+        return float(np.sqrt(self.sse / self.dof))
+
+    @property
+    def num_observations(self) -> int:
+        """Number of points, with that at zero compute."""
+        return len(self.points)
+
+    @property
+    def dof(self) -> int:
+        """Degrees of freedom that the residuals have left."""
+        return self.num_observations - self.num_parameters
+
+    @property
+    def R0_source(self) -> str:
+        """`given`, `observed` (a point at zero compute) or `fitted` (seen by no point)."""
+        if self.points.start is not None:
+            return "observed"
+        return "given" if self.R0_interval is None and self.num_parameters + self.fixed_A == 3 else "fitted"
+
+    @property
+    def residual_correlation(self) -> float:
+        """Correlation of the residuals of neighbouring points, as it was seen; low by chance with few points."""
+        return 0.0 if self.correlation is None else self.correlation.lag_1
+
+    @property
+    def widening(self) -> float:
+        """How many times as wide the interval of A is as one from independent residuals, before bounds cut it."""
+        return 1.0 if self.correlation is None else float(self.correlation.widening(np.eye(4)[:1], self.level)[0])
 
     def explain(self) -> str:
         """One sentence: A with its interval, or why it is not identified."""
@@ -104,5 +136,5 @@ class CurveFit:
         """Everything but the data, for JSON."""
         return {name: getattr(self, name) for name in _SHOWN} | {
             "troubles": [vars(trouble) for trouble in self.troubles],
-            "window": [float(self.points.compute[0]), float(self.points.compute[-1])],
+            "window": [float(self.points.trained.compute[0]), float(self.points.compute[-1])],
         }

@@ -54,7 +54,8 @@ class HeldOut:
 
 
 def fit_power_law(points: Points) -> RivalFit:
-    """Weighted least squares of `R = A - D / C^B` with 0 <= A <= 1, D >= 0, B > 0: the tail of Eq. 1."""
+    """Weighted least squares of `R = A - D / C^B` with 0 <= A <= 1, D >= 0, B > 0: the tail of Eq. 1, so of C > 0."""
+    points = points.trained
     scale = float(np.exp(np.log(points.compute).mean()))
 
     def basis(log_B: float) -> Array:
@@ -69,7 +70,12 @@ def fit_power_law(points: Points) -> RivalFit:
 
 
 def fit_logistic(points: Points, R0: float | None) -> RivalFit:
-    """Weighted least squares of `R = R0 + (A - R0) / (1 + exp(-k (C - C_mid)))`: logistic in compute itself."""
+    """Weighted least squares of `R = R0 + (A - R0) / (1 + exp(-k (C - C_mid)))`: logistic in compute itself.
+
+    R0 is not its score at zero compute; where that was measured and R0 is not given it is taken for it.
+    """
+    R0 = points.start if R0 is None else R0
+    points = points.trained
     span = points.compute[-1] - points.compute[0]
 
     def residuals_sum(x: Array) -> float:
@@ -129,11 +135,11 @@ def compare_held_out(points: Points, R0: float | None, share: float = 0.5) -> tu
         try:
             fit = fit_form(form, fitted, R0)
         except FitRefused as refusal:
-            found.append(HeldOut(form, len(fitted), len(later), np.nan, np.nan, None, str(refusal)))
+            found.append(HeldOut(form, len(fitted.trained), len(later), np.nan, np.nan, None, str(refusal)))
             continue
         error = fit.curve(later.compute) - later.score
         rmse = float(np.sqrt((error**2).mean()))
-        found.append(HeldOut(form, len(fitted), len(later), rmse, float(error.mean()), fit))
+        found.append(HeldOut(form, len(fitted.trained), len(later), rmse, float(error.mean()), fit))
     return tuple(found)
 
 

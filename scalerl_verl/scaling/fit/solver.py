@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl_verl.scaling.fit.curve import Array, Mask, Rows, rise
+from scalerl_verl.scaling.fit.curve import LOG_ZERO, Array, Mask, Rows, rise
 
 A, LOG_B, LOG_C_MID, R0 = range(4)
 """Columns of theta."""
@@ -35,7 +35,8 @@ TOLERANCE = 1e-13  # of the sum of squares, relative: half the digits of a param
 class Problems:
     """M fits on N points each.
 
-    x: log compute, [1 or M, N]. y: scores, [M, N]. w: weights, [1 or M, N]. low, high: bounds of theta, [4].
+    x: log compute, [1 or M, N], `LOG_ZERO` for the score before training. y: scores, [M, N]. w: weights, [1 or M, N].
+    low, high: bounds of theta, [4].
     """
 
     x: Array
@@ -54,13 +55,26 @@ class Problems:
 
     def sums(self, theta: Array) -> Array:
         """Weighted sum of squared residuals of theta [M, 4], [M]."""
-        g = rise(self.x, theta[:, LOG_B, None], theta[:, LOG_C_MID, None])
-        residual = self.y - theta[:, R0, None] - (theta[:, A] - theta[:, R0])[:, None] * g
-        return (self.w * residual**2).sum(1)
+        return (self.w * (self.y - scores(self, theta)) ** 2).sum(1)
+
+
+def scores(problems: Problems, theta: Array) -> Array:
+    """Scores of the curves theta [M, 4] at every point, [M, N]."""
+    g = rise(problems.x, theta[:, LOG_B, None], theta[:, LOG_C_MID, None])
+    return theta[:, R0, None] + (theta[:, A] - theta[:, R0])[:, None] * g
+
+
+def jacobian(problems: Problems, theta: Array) -> Array:
+    """Gradients of the scores by theta, [M, 4, N]."""
+    B = np.exp(theta[:, LOG_B, None])
+    z = problems.x - theta[:, LOG_C_MID, None]
+    g = rise(problems.x, theta[:, LOG_B, None], theta[:, LOG_C_MID, None])
+    slope = (theta[:, A] - theta[:, R0])[:, None] * g * (1 - g) * B
+    return np.stack([g, slope * z, -slope, 1 - g], axis=1)
 
 
 def make_bounds(compute: Array, given_R0: float | None) -> tuple[Array, Array]:
-    """Bounds of theta for data at `compute` [N], sorted.
+    """Bounds of theta for data at `compute` [N], sorted and positive.
 
     B may be so large that the curve steps from R0 to A between two neighbouring points; beyond that nothing changes.
     """
@@ -75,7 +89,7 @@ def make_bounds(compute: Array, given_R0: float | None) -> tuple[Array, Array]:
 
 def find_starts(problems: Problems, fixed_R0: bool) -> Array:
     """Starts for `minimise` from a grid of (log B, log C_mid), [M, NUM_STARTS, 4]; x must be shared by all problems."""
-    problems = _average_neighbours(problems, MAX_POINTS_OF_STARTS)
+    problems = average_neighbours(problems, MAX_POINTS_OF_STARTS)
     low, high = problems.low, problems.high
     num_B = max(int(np.ceil((high[LOG_B] - low[LOG_B]) / GRID_STEP_B)), 8)
     grid_B = np.linspace(low[LOG_B], high[LOG_B], num_B)
@@ -96,12 +110,14 @@ def find_starts(problems: Problems, fixed_R0: bool) -> Array:
     return np.stack([best_A[rows, cells], log_B[cells], log_C[cells], best_R0[rows, cells]], axis=-1)
 
 
-def _average_neighbours(problems: Problems, most: int) -> Problems:
+def average_neighbours(problems: Problems, most: int) -> Problems:
     """The problems on at most ``most`` points: means over neighbours, weighted; x must be shared and sorted."""
     num = problems.x.shape[1]
     if num <= most:
         return problems
     edges = np.linspace(0, num, most, endpoint=False).astype(int)
+    if problems.x[0, 0] == LOG_ZERO:  # has no neighbours
+        edges = np.unique([0, 1, *edges[1:]])
     w = np.add.reduceat(problems.w, edges, axis=1)
     y = np.add.reduceat(problems.w * problems.y, edges, axis=1) / np.maximum(w, 1e-300)
     x = np.add.reduceat(problems.x, edges, axis=1) / np.diff([*edges, num])
@@ -110,7 +126,8 @@ def _average_neighbours(problems: Problems, most: int) -> Problems:
 
 def _spread(x: Array, count: int) -> Array:
     """`count` values of log C_mid over the data and two e-folds around them."""
-    return np.linspace(x.min() - 2.0, x.max() + 2.0, count)
+    positive = x[x > LOG_ZERO]
+    return np.linspace(positive.min() - 2.0, positive.max() + 2.0, count)
 
 
 def solve_linear(problems: Problems, g_KN: Array, fixed_R0: bool) -> tuple[Array, Array, Array]:
@@ -184,15 +201,10 @@ def _order(theta: Array, free: Mask) -> Array:
 
 def curvature(problems: Problems, theta: Array) -> tuple[Array, Array]:
     """Gauss-Newton matrix J'WJ [M, 4, 4] and J'W(y - f) [M, 4] at theta."""
-    B = np.exp(theta[:, LOG_B, None])
-    z = problems.x - theta[:, LOG_C_MID, None]
-    g = rise(problems.x, theta[:, LOG_B, None], theta[:, LOG_C_MID, None])
-    span = (theta[:, A] - theta[:, R0])[:, None]
-    slope = span * g * (1 - g) * B
-    jacobian = np.stack([g, slope * z, -slope, 1 - g], axis=1)
-    weighted = jacobian * problems.w[:, None, :]
-    residual = problems.y - theta[:, R0, None] - span * g
-    return weighted @ jacobian.transpose(0, 2, 1), (weighted @ residual[:, :, None])[:, :, 0]
+    gradient = jacobian(problems, theta)
+    weighted = gradient * problems.w[:, None, :]
+    residual = problems.y - scores(problems, theta)
+    return weighted @ gradient.transpose(0, 2, 1), (weighted @ residual[:, :, None])[:, :, 0]
 
 
 def _step(problems: Problems, theta: Array, free: Mask, damping: Array) -> Array:

@@ -8,6 +8,7 @@ from scipy.stats import f as fisher
 
 from scalerl_verl.scaling.fit import solver
 from scalerl_verl.scaling.fit.curve import Mask
+from scalerl_verl.scaling.fit.late_trend import LateTrend
 from scalerl_verl.scaling.fit.points import Points
 from scalerl_verl.scaling.fit.result import CurveFit, Trouble
 
@@ -27,6 +28,7 @@ CODES = {
     "identified": "the data pin A down",
     "too_few_points": "an interval from so few degrees of freedom means little",
     "not_monotone": "the score falls, or rises and falls again: an unstable run",
+    "late_rise": "the last points rise beyond the curve: its ceiling is not the run's",
     "step_like": "the rise happens between neighbouring points: B and C_mid are not identified",
     "non_saturating": "no sign of a ceiling below 1 in the window",
     "at_edge": "the best value lies on the edge of the grid or of the bounds",
@@ -37,17 +39,27 @@ CODES = {
 """Every verdict, the gravest first after `identified`."""
 
 
-def find_troubles(fit: CurveFit, at_bounds: tuple[str, ...], late: tuple[CurveFit, int] | None) -> tuple[Trouble, ...]:
+def find_troubles(
+    fit: CurveFit,
+    at_bounds: tuple[str, ...],
+    late: tuple[CurveFit, int] | None,
+    trend: LateTrend | None,
+    before: Points,
+) -> tuple[Trouble, ...]:
     """Everything that speaks against the fit, the gravest first.
 
     Args:
         fit: without troubles yet.
         at_bounds: sentences about best values on the edge of the grid or of the bounds.
         late: the fit without the first points and their number, if there were enough points to try.
+        trend: of the last points, beside the curve, if there is one.
+        before: all points with compute > 0, those below the warm-up cut too: a score that stays below what the run
+            had reached has fallen, wherever the cut lies.
     """
     found = [
         _few_points(fit),
-        _not_monotone(fit.points),
+        _not_monotone(fit, trend, before),
+        _late_rise(fit, trend),
         _step_like(fit),
         *_edges(fit, at_bounds),
         _window(fit),
@@ -59,31 +71,46 @@ def find_troubles(fit: CurveFit, at_bounds: tuple[str, ...], late: tuple[CurveFi
 
 
 def _few_points(fit: CurveFit) -> Trouble | None:
-    if fit.num_points >= fit.num_parameters + FEW_POINTS:
+    if fit.dof >= FEW_POINTS:
         return None
     return Trouble(
         "too_few_points",
-        f"{fit.num_points} points for {fit.num_parameters} parameters; evaluate more often, "
+        f"{fit.num_observations} points for {fit.num_parameters} parameters; evaluate more often, "
         f"{fit.num_parameters + FEW_POINTS} points are the least for a verdict.",
     )
 
 
-def _not_monotone(points: Points) -> Trouble | None:
-    fall = find_fall(points)
-    if fall is None:
+def _not_monotone(fit: CurveFit, trend: LateTrend | None, before: Points) -> Trouble | None:
+    first = int(np.searchsorted(before.compute, fit.points.trained.compute[0]))
+    fall = find_fall(before, first)
+    if fall is not None:
+        size, ends = fall[2], before.compute[list(fall[:2])]
+    elif trend is not None and trend.slope < 0 and -trend.change > MIN_DROP:
+        size, ends = -trend.change, fit.points.compute[[trend.first, -1]]
+    else:
         return None
-    peak, bottom, size = fall
     return Trouble(
         "not_monotone",
-        f"the score falls by {size:.3f} between compute {points.compute[peak]:.4g} and {points.compute[bottom]:.4g}, "
-        "more than its noise: an unstable run has no ceiling; fit the part before the fall or look at the run.",
+        f"the score falls by {size:.3f} between compute {ends[0]:.4g} and {ends[1]:.4g}, more than its noise: an "
+        "unstable run has no ceiling; fit the part before the fall or look at the run.",
     )
 
 
-def find_fall(points: Points) -> tuple[int, int, float] | None:
+def _late_rise(fit: CurveFit, trend: LateTrend | None) -> Trouble | None:
+    if trend is None or trend.slope < 0 or trend.slope <= MIN_DROP:
+        return None
+    return Trouble(
+        "late_rise",
+        f"from compute {fit.points.compute[trend.first]:.4g} on the score rises by {trend.slope:.3f} beyond the curve "
+        f"that the earlier points follow: the run has not met the ceiling of {fit.A:.3f}; train longer.",
+    )
+
+
+def find_fall(points: Points, since: int = 0) -> tuple[int, int, float] | None:
     """(index before, index after, size) of the largest fall of the running mean if it is beyond noise, else None.
 
-    The noise comes from differences of neighbouring points, which a smooth rise or fall hardly touches.
+    It ends at point `since` or later. The noise comes from differences of neighbouring points, which a smooth rise or
+    fall hardly touches.
     """
     score, num = points.score, len(points)
     width = max(2, num // 8)
@@ -93,6 +120,7 @@ def find_fall(points: Points) -> tuple[int, int, float] | None:
     peaks = np.maximum.accumulate(means)
     # Windows must not overlap: the mean over i..i+width-1 against the highest that ended before i.
     falls = peaks[:-width] - means[width:]
+    falls[: min(max(since - width, 0), len(falls) - 1)] = -np.inf
     end = int(falls.argmax())
     start = int(means[: end + 1].argmax())
     # Second differences cancel a slope; their median is not moved by the fall itself.
@@ -107,7 +135,7 @@ def find_fall(points: Points) -> tuple[int, int, float] | None:
 def _step_like(fit: CurveFit) -> Trouble | None:
     if fit.A <= fit.R0 + A_EDGE:
         return None  # without a rise any B fits, and there is no step
-    _, high = solver.make_bounds(fit.points.compute, fit.R0)
+    _, high = solver.make_bounds(fit.points.trained.compute, fit.R0)
     most = float(np.exp(high[solver.LOG_B]))
     if fit.B_interval[1] < 0.99 * most and most * 0.99 > fit.B:
         return None
@@ -165,12 +193,14 @@ def _too_wide(fit: CurveFit) -> Trouble | None:
 
 
 def split_early(points: Points, num_parameters: int) -> Mask | None:
-    """Mask of the points after the early regime; None if there are too few on either side to compare."""
+    """Mask of the points after the early regime and of the score before training; None if a side has too few."""
+    started = points.compute == 0
     late = points.compute >= EARLY_SHARE * points.compute[-1]
-    if (~late).sum() < 2:
-        late = np.arange(len(points)) >= max(2, len(points) // 6)
-    enough = late.sum() >= max(num_parameters + 3, 8) and np.ptp(points.score[late]) > 0
-    return late if enough else None
+    if (~late & ~started).sum() < 2:
+        num = int((~started).sum())
+        late = np.arange(len(points)) >= int(started.sum()) + max(2, num // 6)
+    enough = late.sum() >= max(num_parameters - int(started.sum()) + 3, 8) and np.ptp(points.score[late]) > 0
+    return late | started if enough else None
 
 
 def _early_regime(fit: CurveFit, late: tuple[CurveFit, int] | None) -> Trouble | None:
@@ -178,15 +208,15 @@ def _early_regime(fit: CurveFit, late: tuple[CurveFit, int] | None) -> Trouble |
     if late is None:
         return None
     later, num_early = late
-    dof = later.num_points - later.num_parameters
+    dof = later.dof
     per_point = max(later.sse / dof, 1e-12)
     statistic = max(fit.sse - later.sse, 0.0) / num_early / per_point
     shift = abs(fit.A - later.A)
     if shift < EARLY_MIN_SHIFT or float(fisher.sf(statistic, num_early, dof)) > EARLY_MIN_P:
         return None
+    first = later.points.trained.compute[0]
     return Trouble(
         "early_regime",
-        f"the {num_early} points below compute {later.points.compute[0]:.4g} follow another curve: without them A is "
-        f"{later.A:.3f} instead of {fit.A:.3f}; leave the early regime out (warm-up cut "
-        f"{later.points.compute[0]:.4g}).",
+        f"the {num_early} points below compute {first:.4g} follow another curve: without them A is {later.A:.3f} "
+        f"instead of {fit.A:.3f}; leave the early regime out (warm-up cut {first:.4g}).",
     )

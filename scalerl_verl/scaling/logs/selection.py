@@ -40,8 +40,9 @@ STDERR = "scalerl/validation/stderr"
 class Curve:
     """Score against compute of one run, the validation before training apart.
 
-    x_name, y_name: what was chosen; x_label: for people. steps: of the points. start: score at step 0, or None.
-    stderr: of the points, or None. prompt_scores: [prompts, points] from validation dumps, or None.
+    x_name, y_name: what was chosen; x_label: for people. steps: of the points. start: score at step 0 (of a table: at
+    zero compute), or None; start_stderr: its standard error, if the points have theirs. stderr: of the points, or None.
+    prompt_scores: [prompts, points] from validation dumps, or None; start_prompts: [prompts], of the start.
     """
 
     name: str
@@ -54,14 +55,26 @@ class Curve:
     stderr: tuple[float, ...] | None
     start: float | None
     prompt_scores: np.ndarray | None = field(default=None, repr=False)
+    start_stderr: float | None = None
+    start_prompts: np.ndarray | None = field(default=None, repr=False)
 
     def points(self) -> Points:
-        """Checked points.
+        """Checked points, the score before training as that at zero compute.
 
         Raises:
             FitRefused: the values are no points of a curve.
         """
-        return Points.make(self.compute, self.score, self.stderr, self.prompt_scores)
+        if self.start is None:
+            return Points.make(self.compute, self.score, self.stderr, self.prompt_scores)
+        stderr = None
+        if self.stderr is not None and self.start_stderr is not None:
+            stderr = (self.start_stderr, *self.stderr)
+        prompts = self.prompt_scores
+        if prompts is not None:
+            # Where the start left no dump its score does not scatter.
+            column = np.full(len(prompts), self.start) if self.start_prompts is None else self.start_prompts
+            prompts = np.column_stack([column, prompts])
+        return Points.make((0.0, *self.compute), (self.start, *self.score), stderr, prompts)
 
 
 def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Curve:
@@ -88,8 +101,14 @@ def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Cur
     missing = [step for step in steps if step not in compute]
     if missing:
         raise ReadError(f"{run.name}: {y_name} is logged at step {missing[0]}, {x_name} is not; choose another x")
-    usable = bool(stderr) and all(step in stderr and math.isfinite(stderr[step]) for step in steps)
-    prompts = read_prompt_scores(run, steps) if y is None else None
+    seen = steps if start is None else [0, *steps]
+    usable = bool(stderr) and all(step in stderr and math.isfinite(stderr[step]) for step in seen)
+    prompts = read_prompt_scores(run, seen) if y is None else None
+    start_prompts = None
+    if prompts is not None and start is not None:
+        start_prompts, prompts = prompts[:, 0], prompts[:, 1:]
+    elif y is None and start is not None:
+        prompts = read_prompt_scores(run, steps)
     return Curve(
         run.name,
         x_name,
@@ -101,6 +120,8 @@ def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Cur
         tuple(stderr[step] for step in steps) if usable else None,
         start,
         prompts,
+        stderr[0] if usable and start is not None else None,
+        start_prompts,
     )
 
 
@@ -117,7 +138,11 @@ def _choose_columns(run: RunLog, x: str | None, y: str | None) -> Curve:
                 f"with --y ({option} is missing), or name them compute,score[,stderr]"
             )
     rows = [run.steps[i] for i in sorted(run.steps)]
-    stderr = tuple(row["stderr"] for row in rows) if "stderr" in names and y_name == "score" else None
+    weighted = "stderr" in names and y_name == "score"
+    # Two rows at zero compute stay rows: they are refused as two values for one compute.
+    before = [row for row in rows if row[x_name] == 0]
+    start = before[0] if len(before) == 1 else None
+    rows = [row for row in rows if row is not start]
     return Curve(
         run.name,
         x_name,
@@ -126,8 +151,9 @@ def _choose_columns(run: RunLog, x: str | None, y: str | None) -> Curve:
         tuple(range(len(rows))),
         tuple(row[x_name] for row in rows),
         tuple(row[y_name] for row in rows),
-        stderr,
-        None,
+        tuple(row["stderr"] for row in rows) if weighted else None,
+        None if start is None else start[y_name],
+        start_stderr=start["stderr"] if weighted and start is not None else None,
     )
 
 

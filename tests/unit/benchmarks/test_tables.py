@@ -34,10 +34,10 @@ def test_rows_of_other_machines_commits_or_unclean_trees_are_told_apart() -> Non
 
 
 def test_a_part_without_markers_and_markers_without_a_part_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"docs/scaling.md.*\{'fit'\}"):
+    with pytest.raises(ValueError, match=r"docs/scaling.md.*\{'(fit|coverage)', '(fit|coverage)'\}"):
         report.render("docs/scaling.md", "no markers")
     text = "<!-- generated:fit -->\n<!-- end:fit -->\n<!-- generated:other -->\n<!-- end:other -->\n"
-    with pytest.raises(ValueError, match=r"\{'other'\}"):
+    with pytest.raises(ValueError, match="'other'"):
         report.render("docs/scaling.md", text)
 
 

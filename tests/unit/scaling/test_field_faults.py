@@ -43,7 +43,6 @@ def spoiled(place: int, compute: float | None = None, score: float | None = None
         (spoiled(3, score=1.2), 0.3, "score_out_of_range"),
         (spoiled(3, score=-0.1), 0.3, "score_out_of_range"),
         (spoiled(3, compute=3.0), 0.3, "duplicate_compute"),
-        (spoiled(3, compute=0.0), 0.3, "non_positive_compute"),
         (spoiled(3, compute=-4.0), 0.3, "non_positive_compute"),
         (spoiled(3, score=math.nan), 0.3, "not_finite"),
         (spoiled(3, compute=math.nan), 0.3, "not_finite"),

@@ -92,7 +92,7 @@ GOOD = ([1.0, 2.0, 3.0, 4.0, 5.0], [0.4, 0.5, 0.55, 0.57, 0.58], 0.3)
     ("compute", "score", "R0", "message"),
     [
         (GOOD[0][:4], GOOD[1][:4], 0.3, "4 points"),
-        ([0.0, *GOOD[0][1:]], GOOD[1], 0.3, "positive"),
+        ([0.0, *GOOD[0][1:]], GOOD[1], None, "4 points .* needs 5 beside the score before training"),
         ([-1.0, *GOOD[0][1:]], GOOD[1], 0.3, "positive"),
         ([2.0, *GOOD[0][1:]], GOOD[1], 0.3, "duplicated"),
         (GOOD[0], [0.5] * 5, 0.3, "constant"),
@@ -115,3 +115,43 @@ def test_five_points_are_enough_to_try_and_the_result_is_immutable():
     assert fit.num_points == 5
     with pytest.raises(dataclasses.FrozenInstanceError):
         fit.A = 0.5
+
+
+def test_score_before_training_is_an_observation_and_a_given_R0_is_exact():
+    compute = np.concatenate([[0.0], np.linspace(1500, 50000, 60)])
+    score = sigmoid(compute, 0.645, 1.7, 8000, 0.3) + np.random.default_rng(0).normal(0, 0.005, 61)
+    score[0] = 0.35  # ten times the noise from the truth
+    observed, given = fit_curve(compute, score), fit_curve(compute, score, R0=0.3)
+    assert observed.R0_source == "observed" and observed.num_points == 60 and observed.dof == 57
+    assert 0.3 < observed.R0 < 0.35 and observed.R0_interval[0] < 0.35 < observed.R0_interval[1] + 0.03
+    assert given == fit_curve(compute[1:], score[1:], R0=0.3) and given.R0_source == "given"
+    assert fit_curve(compute[1:], score[1:]).R0_source == "fitted"
+
+
+def test_weight_of_the_score_before_training_is_that_of_its_standard_error():
+    compute = np.concatenate([[0.0], np.linspace(1500, 50000, 60)])
+    score = sigmoid(compute, 0.645, 1.7, 8000, 0.3) + np.random.default_rng(0).normal(0, 0.005, 61)
+    score[0] = 0.35
+    stderr = np.full(61, 0.005)
+    fits = [fit_curve(compute, score, np.concatenate([[first], stderr[1:]])) for first in (0.0005, 0.005, 0.5)]
+    assert fits[0].R0 > fits[1].R0 > fits[2].R0
+    assert fits[0].R0 == pytest.approx(0.35, abs=0.005)
+    assert fits[2].R0 == pytest.approx(fit_curve(compute[1:], score[1:]).R0, abs=0.003)
+
+
+def test_papers_method_takes_the_score_before_training_as_exact():
+    compute = np.concatenate([[0.0], np.linspace(1500, 50000, 60)])
+    score = sigmoid(compute, 0.645, 1.7, 8000, 0.3)
+    assert fit_curve(compute, score, method="paper") == fit_curve(compute[1:], score[1:], R0=0.3, method="paper")
+
+
+def test_intervals_with_an_observed_R0_cover_the_ceiling():
+    """100 draws: fewer than 88 have a probability of 0.1% if the intervals hold 95%; an exact R0 covers in about 77."""
+    rng = np.random.default_rng(1)
+    compute = np.concatenate([[0.0], np.geomspace(1500, 50000, 24)])
+    truth = sigmoid(compute, 0.645, 1.7, 8000, 0.3)
+    covered = 0
+    for _ in range(100):
+        low, high = fit_curve(compute, truth + rng.normal(0, 0.01, 25)).A_interval
+        covered += low <= 0.645 <= high
+    assert covered >= 88

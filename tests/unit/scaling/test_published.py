@@ -60,12 +60,13 @@ def test_intervals_cover_the_truth_in_95_of_100_draws(name):
 
 
 def test_batched_intervals_are_those_of_single_fits():
-    """The coverage above is that of `fit_curve`: both solve the same problems."""
+    """Intervals of `fit_curve` are those above, widened by what it knows of the residuals' correlation."""
     problems, _ = simulate("ScaleRL", NOISE, 3, seed=2)
     theta, sums = solve(problems, fixed_R0=True)
-    ends = find_intervals(problems, theta, sums, fixed_R0=True).ends
     for row in range(3):
         fit = fit_curve(np.exp(problems.x[0]), np.clip(problems.y[row], 0, 1), R0=R0)
+        widening = np.repeat(fit.correlation.widening(np.eye(4), 0.95)[None], 3, axis=0)
+        ends = find_intervals(problems, theta, sums, fixed_R0=True, widening=widening).ends
         assert fit.A_interval == pytest.approx(tuple(ends[row, 0]), abs=1e-4)
         assert fit.C_mid_interval == pytest.approx(tuple(np.exp(ends[row, 2])), rel=1e-3)
 

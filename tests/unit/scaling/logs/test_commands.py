@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scalerl_verl.cli import main
+from scalerl_verl.scaling import sigmoid
 from tests.unit.scaling.logs.conftest import make_metrics, write_jsonl
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -59,7 +60,8 @@ def test_short_window_has_another_exit_code_and_names_the_trouble(write_csv, cap
         (["1,0.5", "2,0.6"], "too_few_points"),
         ([f"{i},0.5" for i in range(1, 12)], "constant_score"),
         ([f"{i},{i / 5}" for i in range(1, 12)], "score_out_of_range"),
-        ([f"{i},0.{i + 10}" for i in range(10)], "non_positive_compute"),
+        ([f"{i - 1},0.{i + 10}" for i in range(10)], "non_positive_compute"),
+        ([f"{i // 2},0.{i + 10}" for i in range(10)], "duplicate_compute"),
         ([f"{i // 2 + 1},0.{i + 10}" for i in range(10)], "duplicate_compute"),
         ([f"{i + 1},0.{i + 10}" for i in range(10)] + ["11,nan"], "not_finite"),
     ],
@@ -105,9 +107,28 @@ def test_unknown_option_is_a_usage_error(write_csv):
 def test_R0_is_the_score_measured_before_training(run_dir, capsys):
     _, out, _ = run(capsys, "fit", run_dir, "--json")
     fit = json.loads(out)
-    assert fit["R0"] == pytest.approx(0.3) and fit["R0_interval"] is None and fit["x"] == "gpu_hours"
+    assert fit["R0_source"] == "observed" and fit["num_points"] == 20 and fit["x"] == "gpu_hours"
+    low, high = fit["R0_interval"]
+    assert low < fit["R0"] < high and fit["R0"] == pytest.approx(0.3, abs=0.006)
     _, out, _ = run(capsys, "fit", run_dir, "--json", "--R0", "fit")
-    assert json.loads(out)["R0_interval"] is not None
+    fitted = json.loads(out)
+    assert fitted["R0_source"] == "fitted" and fitted["R0_interval"][1] - fitted["R0_interval"][0] > high - low
+    _, out, _ = run(capsys, "fit", run_dir, "--json", "--R0", "0.3")
+    given = json.loads(out)
+    assert given["R0_source"] == "given" and given["R0"] == 0.3 and given["R0_interval"] is None
+
+
+def test_row_at_zero_compute_is_the_score_before_training(tmp_path, capsys):
+    rows = [f"{1000 * i},{sigmoid(1000.0 * i, 0.645, 1.7, 8000.0, 0.3) + 0.004 * (-1) ** i},0.01" for i in range(1, 41)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["compute,score,stderr", "0,0.31,0.01", *rows]))
+    _, out, _ = run(capsys, "fit", path, "--json")
+    fit = json.loads(out)
+    assert fit["R0_source"] == "observed" and fit["num_points"] == 40 and fit["window"] == [1000, 40000]
+    assert 0.29 < fit["R0"] < 0.31, "not the exact value of one observation"
+    for command in ("predict", "backtest"):
+        code, _, err = run(capsys, command, path, "--json")
+        assert code in (0, 3), err
 
 
 def test_papers_grid_can_be_given(write_csv, capsys):

@@ -131,6 +131,10 @@ def test_prompt_scores_come_from_validation_dumps(tmp_path):
         (tmp_path / "validation" / f"{step}.jsonl").write_text("\n".join(rows))
     curve = choose_curve(read_run([tmp_path]))
     assert curve.prompt_scores.tolist() == [[0.5, 0.5], [1.0, 1.0]]
+    assert curve.points().prompt_scores.tolist() == [[0.5, 0.5, 0.5], [1.0, 1.0, 1.0]]
+    (tmp_path / "validation" / "0.jsonl").unlink()
+    without = choose_curve(read_run([tmp_path])).points().prompt_scores
+    assert without.tolist() == [[0.75, 0.5, 0.5], [0.75, 1.0, 1.0]]
     (tmp_path / "validation" / "4.jsonl").write_text('{"input": "z", "score": 1, "acc": 1}')
     assert choose_curve(read_run([tmp_path])).prompt_scores is None
 

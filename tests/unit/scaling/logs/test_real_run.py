@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log of a real run with the ledger: `recipes/quickstart/run.sh --seed 3 --steps 24 -- trainer.test_freq=1`.
 
-Of its metrics those of compute, validation and forecast were kept. Its forecast got past `identified` at step 9 and
-back at step 22, when the score had gone on rising.
+Of its metrics those of compute, validation and forecast were kept. The score went on rising, beyond the curve of its
+first steps, up to the last step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from scalerl_verl.scaling.logs.selection import choose_curve
 
 FOLDER = Path(__file__).parent / "quickstart_ledger"
 STEPS = 24
+END = 0.660
 FORECAST = "scalerl/forecast/"
 
 
@@ -60,23 +62,28 @@ def test_forecast_in_the_log_is_that_of_the_validations_before_it(logged: dict[i
         assert forecast.keys() == found.keys(), step
         low, high = (f"{FORECAST}end_{side}" for side in ("low", "high"))
         if low in found:
-            # The version that wrote this log gave up the search for these two where the profile is not convex.
-            assert forecast.pop(low) <= found.pop(low) + 1e-3 and forecast.pop(high) >= found.pop(high) - 1e-3, step
-        assert forecast == pytest.approx(found, rel=1e-3, abs=1e-3), step
-        if found[f"{FORECAST}identified"]:
+            # The version that wrote this log took the score before training as exact.
+            assert forecast[low] < found[f"{FORECAST}end_score"] < forecast[high], step
+        same = [f"{FORECAST}{name}" for name in ("num_points", "end_gpu_hours")]
+        assert [forecast.get(name) for name in same] == pytest.approx([found.get(name) for name in same]), step
+        if forecast[f"{FORECAST}identified"]:
             identified.append(step)
-    assert identified == list(range(9, 22))
+        if step >= 14:
+            assert forecast[low] <= END <= forecast[high], "what the run then reached"
+    assert identified == [12, 13], "before the score went on rising"
 
 
 def test_interval_of_a_prediction_holds_all_that_fits_nearly_as_well() -> None:
     """By brute force: the scores of all curves on a fine grid whose sum of squares is within the limit.
+
+    As if residuals were independent: the limit is then one for all places.
 
     The profile of this run's score at .36 GPU-hours and beyond is not convex, and the curve with the highest score lies
     behind the bend.
     """
     curve = choose_curve(read_run([FOLDER]))
     assert curve.start is not None
-    fit = fit_points(curve.points(), R0=curve.start)
+    fit = dataclasses.replace(fit_points(curve.points(), R0=curve.start), correlation=None)
     at = np.array([0.2, 0.3, 0.4, 0.8])
     found = predict(fit, at)
     A, B, C_mid = (
