@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_verl.scaling import report
-from scalerl_verl.scaling.fit.backtest import backtest
+from scalerl_verl.scaling import report, rival_report
+from scalerl_verl.scaling.fit.backtest import SHARES, backtest, rank_forecasts
 from scalerl_verl.scaling.fit.bootstrap import Bootstrap, bootstrap
 from scalerl_verl.scaling.fit.compare import compare_all, leave_one_out
 from scalerl_verl.scaling.fit.fitting import fit_points
@@ -23,7 +23,7 @@ from scalerl_verl.scaling.fit.paper_grid import Grid
 from scalerl_verl.scaling.fit.points import FitRefused, Points
 from scalerl_verl.scaling.fit.prediction import compute_to_reach, predict, worth_going_on
 from scalerl_verl.scaling.fit.result import CurveFit
-from scalerl_verl.scaling.fit.rivals import compare_held_out
+from scalerl_verl.scaling.fit.rivals import compare_held_out, rank_past
 from scalerl_verl.scaling.logs.reading import read_run
 from scalerl_verl.scaling.logs.segments import ReadError
 from scalerl_verl.scaling.logs.selection import Curve, choose_curve
@@ -181,8 +181,7 @@ def _fit(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
     if options.rivals:
         for name, fit in fits.items():
             with _named(name):
-                R0 = fit.R0 if fit.R0_interval is None else None
-                held_out[name] = compare_held_out(fit.points, R0, HELD_OUT_SHARE)
+                held_out[name] = compare_held_out(fit.points, _given_R0(fit), HELD_OUT_SHARE)
     if options.json:
         found = []
         for name, fit in fits.items():
@@ -203,6 +202,10 @@ def _fit(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
             parts.append(report.describe_held_out(held_out, HELD_OUT_SHARE))
         print("\n\n".join(parts))
     return _code(fits)
+
+
+def _given_R0(fit: CurveFit) -> float | None:
+    return fit.R0 if fit.R0_interval is None else None
 
 
 def _need_profile(options: argparse.Namespace, why: str) -> None:
@@ -274,7 +277,10 @@ def _predict(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
         predicted = predict(fit, at) if at else None
         reaches = [compute_to_reach(fit, score) for score in options.reach]
         gain = worth_going_on(fit, options.budget) if options.budget else None
-        texts.append(f"{name}\n" + report.describe_prediction(fit, predicted, reaches, gain, _unit(curves)))
+        past = rank_past(fit.points, _given_R0(fit), SHARES)
+        warning = rival_report.warn_of_past(fit, past, predicted)
+        described = report.describe_prediction(fit, predicted, reaches, gain, _unit(curves))
+        texts.append("\n\n".join(filter(None, [f"{name}\n{described}", warning])))
         rows = [] if predicted is None else list(zip(*(getattr(predicted, key) for key in _BAND), strict=True))
         found.append(
             {
@@ -285,6 +291,7 @@ def _predict(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
                 "predictions": [dict(zip(_BAND, map(float, row), strict=True)) for row in rows],
                 "reach": [_of(reach, _BAND) for reach in reaches],
                 "gain": None if gain is None else dict(gain.__dict__),
+                "past": None if past is None else past.to_dict(),
             }
         )
     if options.json:
@@ -316,10 +323,14 @@ def _backtest(options: argparse.Namespace, curves: dict[str, Curve]) -> int:
                 errors=options.errors,
             )
     if options.json:
-        listed = [{"run": name, "forecasts": [f.to_dict() for f in forecasts]} for name, forecasts in found.items()]
+        listed = []
+        for name, forecasts in found.items():
+            ranking = rank_forecasts(forecasts)
+            overall = None if ranking is None else ranking.to_dict()
+            listed.append({"run": name, "forecasts": [f.to_dict() for f in forecasts], "overall": overall})
         _print_json(listed[0] if len(listed) == 1 else listed)
     else:
-        print(report.describe_backtest(found))
+        print(f"{report.describe_backtest(found)}\n\n{rival_report.describe_rivals(found)}")
     fits = [forecast.fit for forecasts in found.values() for forecast in forecasts]
     if not any(fits):
         return REFUSED

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from scalerl_verl.scaling.fit.backtest import Forecast
 from scalerl_verl.scaling.fit.bootstrap import Bootstrap
 from scalerl_verl.scaling.fit.compare import RUN_SPREAD, Pair, Row
+from scalerl_verl.scaling.fit.forms import FORMS
 from scalerl_verl.scaling.fit.prediction import Gain, Prediction, Reach
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 from scalerl_verl.scaling.fit.rivals import HeldOut
 
 SHOWN_WIDENING = 1.25
 """Of an interval by correlated residuals; from here on it is told, for it is more than not to know the correlation."""
-NAMES = {"sigmoid": "sigmoid (Eq. 1)", "power_law": "power law", "logistic": "logistic in compute"}
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -127,10 +127,10 @@ def describe_held_out(found: Mapping[str, Sequence[HeldOut]], share: float) -> s
     rows = [
         [
             name,
-            NAMES[h.form],
+            FORMS[h.form],
             str(h.num_fitted),
             str(h.num_held_out),
-            "refused" if h.fit is None else f"{h.fit.A:.3f}",
+            "refused" if h.fit is None else "none" if math.isnan(h.fit.A) else f"{h.fit.A:.3f}",
             "-" if h.fit is None else f"{h.rmse:.4f}",
             "-" if h.fit is None else f"{h.mean_error:+.4f}",
         ]

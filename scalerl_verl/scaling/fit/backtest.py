@@ -12,6 +12,7 @@ from scalerl_verl.scaling.fit.fitting import fit_points
 from scalerl_verl.scaling.fit.points import FitRefused, Points
 from scalerl_verl.scaling.fit.prediction import add_noise, predict
 from scalerl_verl.scaling.fit.result import CurveFit
+from scalerl_verl.scaling.fit.rivals import HeldOut, Ranking, find_best, rank, try_rivals
 
 SHARES = (0.25, 0.5, 0.75)
 
@@ -22,6 +23,7 @@ class Forecast:
 
     rmse, mean_error: of the predictions (mean_error > 0: too optimistic). last_error: predicted minus measured at the
     last point. coverage: share of the later points inside the intervals of new points at `level`. fit: None if refused.
+    rivals: every form, the sigmoid among them, on the same points.
     """
 
     share: float
@@ -34,6 +36,12 @@ class Forecast:
     level: float
     fit: CurveFit | None
     refused: str = ""
+    rivals: tuple[HeldOut, ...] = ()
+
+    @property
+    def best(self) -> HeldOut | None:
+        """The form with the smallest error; None if all were refused."""
+        return find_best(self.rivals)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON; NaN (refused) becomes null."""
@@ -52,6 +60,16 @@ class Forecast:
             "A": None if self.fit is None else self.fit.A,
             "A_interval": None if self.fit is None else list(self.fit.A_interval),
             "refused": self.refused or None,
+            "best": None if self.best is None else self.best.form,
+            "rivals": [
+                {
+                    "form": held.form,
+                    "rmse": None if held.fit is None else held.rmse,
+                    "mean_error": None if held.fit is None else held.mean_error,
+                    "refused": held.refused or None,
+                }
+                for held in self.rivals
+            ],
         }
 
 
@@ -73,15 +91,21 @@ def backtest(
     return tuple(_forecast(points, R0, share, level, errors) for share in shares)
 
 
+def rank_forecasts(forecasts: Sequence[Forecast]) -> Ranking | None:
+    """Which form would have been best over the shares; None where at no share every form forecast."""
+    return rank([(forecast.share, forecast.rivals) for forecast in forecasts])
+
+
 def _forecast(points: Points, R0: float | None, share: float, level: float, errors: str) -> Forecast:
     early = points.compute <= share * points.compute[-1]
     fitted, later = points.select(early), points.select(~early)
-    nothing = float("nan")
+    num_fitted, num_later, nothing = len(fitted.trained), len(later), float("nan")
     try:
         fit = fit_points(fitted, R0=R0, level=level, errors=errors)
     except FitRefused as refusal:
+        rivals = tuple(try_rivals(None, str(refusal), fitted, later, R0))
         return Forecast(
-            share, len(fitted.trained), len(later), nothing, nothing, nothing, nothing, level, None, str(refusal)
+            share, num_fitted, num_later, nothing, nothing, nothing, nothing, level, None, str(refusal), rivals
         )
     predicted = predict(fit, later.compute)
     low, high = add_noise(fit, predicted, later.stderr)
@@ -89,12 +113,13 @@ def _forecast(points: Points, R0: float | None, share: float, level: float, erro
     inside = (later.score >= low) & (later.score <= high)
     return Forecast(
         share,
-        len(fitted.trained),
-        len(later),
+        num_fitted,
+        num_later,
         float(np.sqrt((error**2).mean())),
         float(error.mean()),
         float(error[-1]),
         float(inside.mean()),
         level,
         fit,
+        rivals=tuple(try_rivals(fit, "", fitted, later, R0)),
     )

@@ -1,40 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other curves, for honesty: does the sigmoid predict held-out later points better than a power law?"""
+"""For honesty: does the sigmoid predict held-out later points better than other curves, and than no curve at all?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.optimize import minimize
-from scipy.special import expit
 
-from scalerl_verl.scaling.fit.curve import Array, sigmoid
-from scalerl_verl.scaling.fit.fitting import fit_points
+from scalerl_verl.scaling.fit.forms import FORMS, NAIVE, SIGMOID, RivalFit, fit_form, of_fit
 from scalerl_verl.scaling.fit.points import FitRefused, Points
+from scalerl_verl.scaling.fit.result import CurveFit
 
-FORMS = ("sigmoid", "power_law", "logistic")
-
-
-@dataclass(frozen=True)
-class RivalFit:
-    """A fitted curve of some form: its ceiling A, other parameters by name, and sum of squares."""
-
-    form: str
-    A: float
-    parameters: dict[str, float]
-    sse: float
-
-    def curve(self, compute: ArrayLike) -> Array:
-        """Fitted scores."""
-        compute, p = np.asarray(compute, dtype=np.float64), self.parameters
-        if self.form == "sigmoid":
-            return sigmoid(compute, self.A, p["B"], p["C_mid"], p["R0"])
-        if self.form == "power_law":
-            return self.A - p["D"] * compute ** -p["B"]
-        return p["R0"] + (self.A - p["R0"]) * expit(p["k"] * (compute - p["C_mid"]))
+CLEARLY = 0.9
+"""A naive forecast is told as better if its error is at most this share of the sigmoid's: ties are no news."""
 
 
 @dataclass(frozen=True)
@@ -53,68 +33,35 @@ class HeldOut:
     refused: str = ""
 
 
-def fit_power_law(points: Points) -> RivalFit:
-    """Weighted least squares of `R = A - D / C^B` with 0 <= A <= 1, D >= 0, B > 0: the tail of Eq. 1, so of C > 0."""
-    points = points.trained
-    scale = float(np.exp(np.log(points.compute).mean()))
+@dataclass(frozen=True)
+class Ranking:
+    """Root of the mean square error over all shares at which every form forecast, each share counting as much.
 
-    def basis(log_B: float) -> Array:
-        return -((points.compute / scale) ** -np.exp(log_B))
-
-    def solve(log_B: float) -> tuple[float, float, float]:
-        return _solve_two(points, np.ones(len(points)), basis(log_B), 1.0)
-
-    A, D, sse, log_B = _search_one(solve, np.log(1e-3), np.log(20.0))
-    B = float(np.exp(log_B))
-    return RivalFit("power_law", A, {"D": D * scale**B, "B": B}, sse)
-
-
-def fit_logistic(points: Points, R0: float | None) -> RivalFit:
-    """Weighted least squares of `R = R0 + (A - R0) / (1 + exp(-k (C - C_mid)))`: logistic in compute itself.
-
-    R0 is not its score at zero compute; where that was measured and R0 is not given it is taken for it.
+    shares: these. rmse: by form, the best first.
     """
-    R0 = points.start if R0 is None else R0
-    points = points.trained
-    span = points.compute[-1] - points.compute[0]
 
-    def residuals_sum(x: Array) -> float:
-        return solve(x)[2]
+    shares: tuple[float, ...]
+    rmse: dict[str, float]
 
-    def solve(x: Array) -> tuple[float, float, float]:
-        g = expit(np.exp(x[0]) / span * (points.compute - x[1] * span))
-        if R0 is None:
-            return _solve_two(points, g, 1 - g, 1.0)
-        w, y = points.weights(), points.score - R0
-        rise_by = float(np.clip((w * y * g).sum() / max((w * g * g).sum(), 1e-300), 0.0, 1 - R0))
-        return R0 + rise_by, R0, float((w * (y - rise_by * g) ** 2).sum())
+    @property
+    def best(self) -> str:
+        """The form with the smallest error."""
+        return next(iter(self.rmse))
 
-    starts = [np.array([k, c]) for k in np.log([1.0, 4.0, 16.0, 64.0]) for c in (-0.2, 0.0, 0.2, 0.5, 1.0, 2.0)]
-    begin = min(starts, key=residuals_sum)
-    found = minimize(
-        residuals_sum, begin, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-12, "maxiter": 600}
-    )
-    A, bottom, sse = solve(found.x)
-    return RivalFit(
-        "logistic", A, {"k": float(np.exp(found.x[0]) / span), "C_mid": float(found.x[1] * span), "R0": bottom}, sse
-    )
+    @property
+    def better_naive(self) -> str | None:
+        """The best naive forecast if it was clearly better than the sigmoid."""
+        naive = next(form for form in self.rmse if form in NAIVE)
+        return naive if self.rmse[naive] <= CLEARLY * self.rmse[SIGMOID] else None
 
-
-def fit_form(form: str, points: Points, R0: float | None) -> RivalFit:
-    """Fit one of `FORMS`.
-
-    Raises:
-        FitRefused: the data hold no curve.
-        ValueError: another form.
-    """
-    if form == "sigmoid":
-        fit = fit_points(points, R0=R0)
-        return RivalFit(form, fit.A, {"B": fit.B, "C_mid": fit.C_mid, "R0": fit.R0}, fit.sse)
-    if form == "power_law":
-        return fit_power_law(points)
-    if form == "logistic":
-        return fit_logistic(points, R0)
-    raise ValueError(f"form={form!r}: use one of {', '.join(FORMS)}")
+    def to_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "best": self.best,
+            "better_naive": self.better_naive,
+            "shares": list(self.shares),
+            "rmse": dict(self.rmse),
+        }
 
 
 def compare_held_out(points: Points, R0: float | None, share: float = 0.5) -> tuple[HeldOut, ...]:
@@ -129,51 +76,53 @@ def compare_held_out(points: Points, R0: float | None, share: float = 0.5) -> tu
     early = points.compute <= share * points.compute[-1]
     if early.all() or not early.any():
         raise FitRefused("too_few_points", f"no points on one side of {share:.0%} of the compute.")
-    fitted, later = points.select(early), points.select(~early)
-    found = []
-    for form in FORMS:
-        try:
-            fit = fit_form(form, fitted, R0)
-        except FitRefused as refusal:
-            found.append(HeldOut(form, len(fitted.trained), len(later), np.nan, np.nan, None, str(refusal)))
-            continue
-        error = fit.curve(later.compute) - later.score
-        rmse = float(np.sqrt((error**2).mean()))
-        found.append(HeldOut(form, len(fitted.trained), len(later), rmse, float(error.mean()), fit))
-    return tuple(found)
+    return tuple(try_form(form, points.select(early), points.select(~early), R0) for form in FORMS)
 
 
-def _solve_two(points: Points, u: Array, v: Array, highest: float) -> tuple[float, float, float]:
-    """Least squares of score = a u + b v with 0 <= a <= highest, b >= 0: (a, b, sum of squares)."""
-    w, y = points.weights(), points.score
-    uu, uv, vv, yu, yv = ((w * p * q).sum() for p, q in ((u, u), (u, v), (v, v), (y, u), (y, v)))
-    candidates = []
-    determinant = uu * vv - uv * uv
-    if determinant > 1e-14 * uu * vv:
-        candidates.append(((yu * vv - yv * uv) / determinant, (yv * uu - yu * uv) / determinant))
-    for a in (0.0, highest):
-        candidates.append((a, max((yv - a * uv) / max(vv, 1e-300), 0.0)))
-    candidates.append((min(max(yu / max(uu, 1e-300), 0.0), highest), 0.0))
-    inside = [(a, b) for a, b in candidates if 0 <= a <= highest and b >= 0]
-    return min(
-        ((float(a), float(b), float((w * (y - a * u - b * v) ** 2).sum())) for a, b in inside), key=lambda t: t[2]
-    )
+def try_form(form: str, fitted: Points, later: Points, R0: float | None) -> HeldOut:
+    """Fit one form to `fitted` and test it on `later`."""
+    try:
+        return _measure(fit_form(form, fitted, R0), fitted, later)
+    except FitRefused as refusal:
+        return HeldOut(form, len(fitted.trained), len(later), np.nan, np.nan, None, str(refusal))
 
 
-def _search_one(
-    solve: Callable[[float], tuple[float, float, float]], low: float, high: float
-) -> tuple[float, float, float, float]:
-    """Least sum of squares over one more parameter: a grid, then golden-section steps around its best value."""
-    grid = np.linspace(low, high, 120)
-    sums = [solve(value)[2] for value in grid]
-    best = int(np.argmin(sums))
-    left, right = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    ratio = (np.sqrt(5) - 1) / 2
-    for _ in range(60):
-        a, b = right - ratio * (right - left), left + ratio * (right - left)
-        if solve(a)[2] <= solve(b)[2]:
-            right = b
-        else:
-            left = a
-    value = (left + right) / 2
-    return (*solve(value), value)
+def try_rivals(fit: CurveFit | None, refused: str, fitted: Points, later: Points, R0: float | None) -> list[HeldOut]:
+    """Every form, with the sigmoid's fit taken as it is; None if it was refused, and why."""
+    if fit is None:
+        ours = HeldOut(SIGMOID, len(fitted.trained), len(later), np.nan, np.nan, None, refused)
+    else:
+        ours = _measure(of_fit(fit), fitted, later)
+    return [ours, *(try_form(form, fitted, later, R0) for form in FORMS if form != SIGMOID)]
+
+
+def _measure(fit: RivalFit, fitted: Points, later: Points) -> HeldOut:
+    error = fit.curve(later.compute) - later.score
+    rmse = float(np.sqrt((error**2).mean()))
+    return HeldOut(fit.form, len(fitted.trained), len(later), rmse, float(error.mean()), fit)
+
+
+def find_best(tested: Sequence[HeldOut]) -> HeldOut | None:
+    """The form with the smallest error; None if all were refused."""
+    return min((held for held in tested if held.fit is not None), key=lambda held: held.rmse, default=None)
+
+
+def rank(tested: Sequence[tuple[float, Sequence[HeldOut]]]) -> Ranking | None:
+    """Of the forms tested at several shares; None where at no share every form forecast."""
+    complete = [(share, forms) for share, forms in tested if all(held.fit is not None for held in forms)]
+    if not complete:
+        return None
+    errors = {
+        form: float(np.sqrt(np.mean([held.rmse**2 for _, forms in complete for held in forms if held.form == form])))
+        for form in FORMS
+    }
+    return Ranking(tuple(share for share, _ in complete), dict(sorted(errors.items(), key=lambda item: item[1])))
+
+
+def rank_past(points: Points, R0: float | None, shares: Sequence[float]) -> Ranking | None:
+    """Which form would have been best on the past of a run; None where at no share every form forecast."""
+    tested = []
+    for share in shares:
+        with contextlib.suppress(FitRefused):  # no point on one side: nothing to rank there
+            tested.append((share, compare_held_out(points, R0, share)))
+    return rank(tested)

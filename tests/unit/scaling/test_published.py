@@ -8,8 +8,8 @@ import pytest
 
 from scalerl_verl.scaling import Grid, Points, fit_curve, sigmoid
 from scalerl_verl.scaling.fit.fitting import pose
+from scalerl_verl.scaling.fit.forms import fit_power_law
 from scalerl_verl.scaling.fit.profile import find_intervals
-from scalerl_verl.scaling.fit.rivals import fit_power_law
 from scalerl_verl.scaling.fit.solver import Problems, solve
 from tests.unit.scaling.published import CURVES, LONG_RUN_C_MID, R0, RECIPES
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts, bootstrap, prediction, comparison, rivals and backtest on curves whose truth is known."""
+"""Verdicts, bootstrap, prediction, comparison and backtest on curves whose truth is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from scalerl_verl.scaling.fit.bootstrap import bootstrap
 from scalerl_verl.scaling.fit.compare import compare_all, compare_pair, leave_one_out
 from scalerl_verl.scaling.fit.fitting import fit_points
 from scalerl_verl.scaling.fit.prediction import add_noise, compute_to_reach, predict, worth_going_on
-from scalerl_verl.scaling.fit.rivals import compare_held_out, fit_logistic
 from scalerl_verl.scaling.fit.verdicts import CODES
 
 
@@ -221,20 +220,6 @@ def test_leave_one_out_has_the_reference_on_top_and_common_A_for_ties_only():
         leave_one_out(fits_of(base=(0.61, 1.9), near=(0.605, 1.8)), "other")
     with pytest.raises(ValueError, match="two or more"):
         compare_all(fits_of(base=(0.61, 1.9)))
-
-
-def test_sigmoid_beats_its_rivals_on_its_own_data():
-    held_out = {h.form: h for h in compare_held_out(Points.make(*draw(num=120)), 0.3)}
-    assert held_out["sigmoid"].rmse < min(held_out["power_law"].rmse, held_out["logistic"].rmse)
-    assert held_out["sigmoid"].num_fitted + held_out["sigmoid"].num_held_out == 120
-
-
-@pytest.mark.parametrize("R0", [0.3, None])
-def test_logistic_in_compute_recovers_its_own_curve(R0):
-    compute = np.linspace(500, 50000, 60)
-    score = 0.3 + 0.3 / (1 + np.exp(-2e-4 * (compute - 15000)))
-    fit = fit_logistic(Points.make(compute, score), R0)
-    assert fit.A == pytest.approx(0.6, abs=2e-3) and fit.parameters["C_mid"] == pytest.approx(15000, rel=0.02)
 
 
 def test_backtest_gets_better_with_more_data_and_covers():
