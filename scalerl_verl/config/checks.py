@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalerl_verl import engine_context, names
 from scalerl_verl.advantage import shaping_step, verl_optimizer_steps
-from scalerl_verl.config import legacy_keys, ratio_checks
+from scalerl_verl.config import class_checks, legacy_keys, ratio_checks
 from scalerl_verl.config.cluster import has_own_ray, num_devices
 from scalerl_verl.config.settings import AlgorithmSettings
 from scalerl_verl.curriculum import settings as curriculum_settings
@@ -222,16 +222,6 @@ def _row_weights(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _actor_class(config: DictConfig) -> Iterator[str]:
-    given, known = str(select(config, names.ACTOR_CLASS, "")), names.ACTOR_CLASSES
-    # A config that is checked again has our class already.
-    if loss_agg_mode(config) == PROMPT_MEAN and given.rpartition(".")[2].removeprefix("ScaleRL") not in known:
-        yield (
-            f"{names.ACTOR_CLASS}={given} with loss_agg_mode={PROMPT_MEAN}: a class that is not verl's refuses the "
-            f"mode; set {names.ACTOR_CLASS} to one of {', '.join(f'verl.workers.config.{name}' for name in known)}"
-        )
-
-
 _USERS = {names.LOSS_AGG_MODE: PROMPT_MEAN, ADV_ESTIMATOR: ESTIMATOR}
 """Key -> value of ours that puts weights into the advantages."""
 
@@ -279,7 +269,7 @@ RULES: tuple[Rule, ...] = (
     _poll_interval,
     *ratio_checks.RULES,
     _row_weights,
-    _actor_class,
+    *class_checks.RULES,
     _fixed_width,
     verl_optimizer_steps.find_problems,
     shaping_step.find_problems,

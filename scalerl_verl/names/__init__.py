@@ -29,6 +29,8 @@ RAY = "ray_kwargs.ray_init"
 ACTOR_CLASS = f"{ACTOR}._target_"
 ACTOR_CLASSES = ("FSDPActorConfig", "McoreActorConfig", "VeOmniActorConfig", "TorchTitanActorConfig")
 """verl's own, of which we have one each that takes our aggregation mode."""
+STRATEGIES = ("fsdp", "fsdp2", "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel")
+"""verl's engines of the trainer, of which we have one each with our loss."""
 LOSS_SECTION = f"{ACTOR}.policy_loss"
 LOSS_MODE, CISPO = f"{LOSS_SECTION}.loss_mode", "scalerl_cispo"
 LOSSES = {CISPO: "cispo"}
@@ -62,6 +64,8 @@ SAMPLER_LOG_FILE, SAMPLER_LOG_NAME = f"{SAMPLER_SECTION}.log_file", "curriculum.
 SAMPLER_CLASS = "scalerl_verl.curriculum.NoPositiveResampling"
 LATEST, CUMULATIVE = "latest", "cumulative"
 
+VERL_MODES = ("sync", "separate_async", "colocate_async")
+"""Modes of verl's trainer; its steps have ours in front."""
 TRAINER_MODE, PIPELINE_RL, PPO_OFF_POLICY = f"{V1}.trainer_mode", "pipeline_rl", "ppo_off_policy"
 PIPELINE_SECTION, OFF_POLICY_SECTION = f"{V1}.{PIPELINE_RL}", f"{V1}.{PPO_OFF_POLICY}"
 MAX_STALENESS, STAGING = f"{PIPELINE_SECTION}.max_staleness", f"{PIPELINE_SECTION}.staging"

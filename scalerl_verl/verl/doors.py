@@ -12,9 +12,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from scalerl_verl.names import AGENT_LOOP_MANAGER, TRAINER_MODE, select
+from scalerl_verl.names import AGENT_LOOP_MANAGER, TRAINER_MODE, VERL_MODES, select
 
-TRAINERS = {mode: f"scalerl_{mode}" for mode in ("sync", "separate_async", "colocate_async")}
+TRAINERS = {mode: f"scalerl_{mode}" for mode in VERL_MODES}
 """verl's mode -> the name under which its trainer with our steps is registered. pipeline_rl and ppo_off_policy are ours
 under their own names; any other is left to verl."""
 _WORKERS = "scalerl_verl.verl.agent_worker"
@@ -30,7 +30,7 @@ def point_at_ours(config: DictConfig) -> None:
     _put(
         config,
         AGENT_LOOP_MANAGER,
-        MANAGER if manager is None else f"{_WORKERS}.{AROUND}{str(manager).replace('.', ':')}",
+        MANAGER if not manager else f"{_WORKERS}.{AROUND}{str(manager).replace('.', ':')}",
     )
 
 

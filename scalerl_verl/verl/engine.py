@@ -13,12 +13,11 @@ from typing import Any
 
 from scalerl_verl.cpu.verl import HostMemoryEngine
 from scalerl_verl.errors import PatchError
-from scalerl_verl.names import SHARED_PASS
+from scalerl_verl.names import SHARED_PASS, STRATEGIES
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.spec import override
 
 _FSDP = ("fsdp", "fsdp2")
-_BACKENDS = (*_FSDP, "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel")
 _MODEL_TYPES = {"language_model": "FSDPEngineWithLMHead", "value_model": "FSDPEngineWithValueHead"}
 _FSDP_MODULE = "verl.workers.engine.fsdp.transformer_impl"
 _Engine: Any = object
@@ -95,7 +94,7 @@ def register(engines: ModuleType) -> None:
     device = os.environ.get("VERL_ENGINE_DEVICE") or get_device_name()
     vendor = os.environ.get("VERL_ENGINE_VENDOR") or get_vendor()
     for model_type in _MODEL_TYPES:
-        for backend in _BACKENDS:
+        for backend in STRATEGIES:
             engine = _verl_engine(engines, model_type, backend)
             if engine is None:
                 continue

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes that verl makes by name, where a run of ours needs those of verl: we put our subclasses in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+from scalerl_verl import names
+from scalerl_verl.names import ADV_ESTIMATOR, ESTIMATOR, PROMPT_MEAN, select
+from scalerl_verl.names.asking import loss_agg_mode, loss_mode, uses_estimator
+from scalerl_verl.names.rules import Rule, one_of, or_null
+
+_VERL, _OURS = "verl.workers.config", "scalerl_verl.loss.verl_config"
+_STRATEGY = f"{names.ACTOR}.strategy"
+
+
+def _paths(name: str) -> tuple[str, ...]:
+    """Where a class of verl's is imported from. A config that is checked again has our class already."""
+    return f"{_VERL}.{name}", f"{_VERL}.actor.{name}", f"{_OURS}.ScaleRL{name}"
+
+
+def _actor_class(config: DictConfig) -> Iterator[str]:
+    given, known = select(config, names.ACTOR_CLASS), names.ACTOR_CLASSES
+    if loss_agg_mode(config) == PROMPT_MEAN and not any(given in _paths(name) for name in known):
+        yield (
+            f"{names.ACTOR_CLASS}={or_null(given)} with {names.LOSS_AGG_MODE}={PROMPT_MEAN}: a class that is not verl's "
+            f"refuses the mode; {one_of(f'{_VERL}.{name}' for name in known)}"
+        )
+
+
+def _loss_class(config: DictConfig) -> Iterator[str]:
+    given, path = select(config, f"{names.LOSS_SECTION}._target_"), f"{names.LOSS_SECTION}._target_"
+    if loss_mode(config) in names.LOSSES and given is not None and given not in _paths("PolicyLossConfig"):
+        yield (
+            f"{path}={given} with {names.LOSS_MODE}={loss_mode(config)}: this loss has a class of its own for its keys, "
+            f"in whose place yours would not be read; set {path}={_VERL}.PolicyLossConfig, or another loss_mode"
+        )
+
+
+def _engine(config: DictConfig) -> Iterator[str]:
+    """Row weights and declared metrics need our loss, which stands in front of verl's engines only."""
+    asked = {
+        names.LOSS_MODE: loss_mode(config) in names.LOSSES and loss_mode(config),
+        names.LOSS_AGG_MODE: loss_agg_mode(config) == PROMPT_MEAN and PROMPT_MEAN,
+        ADV_ESTIMATOR: uses_estimator(config) and ESTIMATOR,
+    }
+    used = [f"{path}={value}" for path, value in asked.items() if value]
+    given = select(config, _STRATEGY)
+    if used and given not in names.STRATEGIES:
+        yield (
+            f"{_STRATEGY}={or_null(given)} with {' and '.join(used)}: our loss stands in front of verl's own engines, "
+            f"and another one would train without the weights of rows; {one_of(names.STRATEGIES)}"
+        )
+
+
+def _mode(config: DictConfig) -> Iterator[str]:
+    given = str(select(config, names.TRAINER_MODE, "sync"))
+    if given not in names.VERL_MODES and given.casefold() in names.VERL_MODES:
+        yield f"{names.TRAINER_MODE}={given} does not exist: did you mean {given.casefold()}?"
+
+
+RULES: tuple[Rule, ...] = (_actor_class, _loss_class, _engine, _mode)
