@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ pytest.importorskip("vllm")
 
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
 
-from scalerl_verl.generator.server import take_old_pause  # noqa: E402
+from scalerl_verl.generator import frontend, server  # noqa: E402
+from scalerl_verl.generator.server import ScaleRLHttpServer, take_old_pause  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,28 @@ def test_installed_engine_takes_what_verl_passes() -> None:
     pause = take_old_pause(Engine().pause_generation)
     with pytest.raises(AttributeError):  # it gets as far as the engine that this one lacks
         asyncio.run(pause(wait_for_inflight_requests=False, clear_cache=False))
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_facts_of_the_engine_s_workers_and_of_the_front_end_reach_the_run_s_records(
+    is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: list[tuple[str, Any]] = []
+    monkeypatch.setattr(server.status, "add_fact", lambda name, entry: facts.append((name, entry)))
+
+    async def start(self: Any, args: Any) -> None:
+        """Stands for verl's, which starts an engine."""
+
+    async def ask(method: str) -> list[dict[str, list[dict[str, int]]]]:
+        assert method == "scalerl_facts"
+        return [{"head": [{"rank": 0}]}, {"head": [{"rank": 1}]}]
+
+    async def pause(*, mode: str = "abort") -> None: ...
+
+    monkeypatch.setattr(ScaleRLHttpServer.__base__, "run_server", start)
+    made: Any = object.__new__(ScaleRLHttpServer)
+    made._is_fast, made.replica_rank = is_fast, 3
+    made.engine = SimpleNamespace(collective_rpc=ask, pause_generation=pause, add_request=ask)
+    asyncio.run(made.run_server(None))
+    heads = [("head", {"rank": 0}), ("head", {"rank": 1})]
+    assert facts == heads + ([(frontend.FACT, {"replica": 3})] if is_fast else [])

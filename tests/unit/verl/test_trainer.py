@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from scalerl_verl.ledger import verl as ledgers
 from scalerl_verl.verl import trainer
 from scalerl_verl.verl.run_state import RunState
 from tests.steps import in_front_of
-from tests.unit.composed import changed
+from tests.unit.composed import ACTOR, changed
 
 
 class OfVerl:
@@ -83,3 +85,49 @@ def test_resumed_run_goes_on_with_the_checkpoint_s_ledger_and_window(monkeypatch
     monkeypatch.setattr(trainer, "hand_over_queue", lambda given, folder: seen.append(("queue", folder)))
     assert made._load_checkpoint() == "loaded"
     assert seen == [("ledger", ("saved", 7)), ("window", "saved"), ("queue", "saved"), ("prompts", "questions")]
+
+
+class Steps(OfVerl):
+    """Methods of a step, which say what they saw."""
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
+        self.calls.append(self.config.actor_rollout_ref.actor.loss_agg_mode)
+        return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
+        self.calls.append("advantages")
+        return batch
+
+
+@pytest.mark.parametrize(("preset", "mode"), [("prompt_mean", "token-mean"), ("cispo", "seq-mean-token-sum-norm")])
+def test_entropy_of_a_batch_is_averaged_by_a_mode_of_verl_s(
+    preset: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl's trainer aggregates the metric itself, and knows no prompt-mean."""
+    monkeypatch.setattr(trainer, "probe_first_batch", lambda *args: None)
+    changes = {} if preset == "prompt_mean" else {f"{ACTOR}.loss_agg_mode": mode}
+    made = in_front_of(Steps)(changed(preset, changes))
+    typed = made.config.actor_rollout_ref.actor.loss_agg_mode
+    made._compute_old_log_prob("batch", {})
+    assert made.calls == [mode] and made.config.actor_rollout_ref.actor.loss_agg_mode == typed
+
+
+@pytest.mark.parametrize("with_kl", [True, False])
+@pytest.mark.parametrize("weights", [None, "weights"])
+def test_terms_beside_the_loss_get_its_row_weights(
+    with_kl: bool, weights: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = SimpleNamespace(weights_B=weights, result=None, count_outcomes=lambda: made.calls.append("outcomes"))
+
+    @contextlib.contextmanager
+    def steps(config: Any, metrics: dict) -> Iterator[Any]:
+        yield step
+
+    monkeypatch.setattr(trainer, "advantage_step", steps)
+    monkeypatch.setattr(trainer, "find_sampler", lambda given: None)
+    monkeypatch.setattr(length_step, "watches_lengths", lambda config: False)
+    monkeypatch.setattr(trainer, "write_weights", lambda batch, weights_B: (batch, weights_B))
+    made = in_front_of(Steps)(changed("prompt_mean", {f"{ACTOR}.use_kl_loss": with_kl}))
+    written = made._compute_advantage("batch", {})
+    assert written == (("batch", "weights") if with_kl and weights else "batch")
+    assert made.calls == ["advantages", "outcomes"] and made.scalerl.step is step
