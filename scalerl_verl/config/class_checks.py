@@ -25,8 +25,8 @@ def _actor_class(config: DictConfig) -> Iterator[str]:
     given, known = select(config, names.ACTOR_CLASS), names.ACTOR_CLASSES
     if loss_agg_mode(config) == PROMPT_MEAN and not any(given in _paths(name) for name in known):
         yield (
-            f"{names.ACTOR_CLASS}={or_null(given)} with {names.LOSS_AGG_MODE}={PROMPT_MEAN}: a class that is not verl's "
-            f"refuses the mode; {one_of(f'{_VERL}.{name}' for name in known)}"
+            f"{names.ACTOR_CLASS}={or_null(given)} with {names.LOSS_AGG_MODE}={PROMPT_MEAN}: a class that is not "
+            f"verl's refuses the mode; {one_of(f'{_VERL}.{name}' for name in known)}"
         )
 
 
@@ -34,8 +34,8 @@ def _loss_class(config: DictConfig) -> Iterator[str]:
     given, path = select(config, f"{names.LOSS_SECTION}._target_"), f"{names.LOSS_SECTION}._target_"
     if loss_mode(config) in names.LOSSES and given is not None and given not in _paths("PolicyLossConfig"):
         yield (
-            f"{path}={given} with {names.LOSS_MODE}={loss_mode(config)}: this loss has a class of its own for its keys, "
-            f"in whose place yours would not be read; set {path}={_VERL}.PolicyLossConfig, or another loss_mode"
+            f"{path}={given} with {names.LOSS_MODE}={loss_mode(config)}: this loss has a class of its own for its "
+            f"keys, so yours would not be read; set {path}={_VERL}.PolicyLossConfig, or another loss_mode"
         )
 
 

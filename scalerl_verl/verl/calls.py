@@ -17,9 +17,12 @@ _OUTPUTS = "vllm.v1.engine.output_processor"
 _CHECKPOINT = "verl.checkpoint_engine.base"
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 _SERVERS = "verl.workers.rollout.llm_server"
+_ENGINES = "verl.workers.engine.base"
 _VLLM_SWAP = "vLLM loads weights that were handed over before a pause, and says what each request had by then"
 _VERL_PIPELINE = "verl has a mode in which generation goes on while weights are updated"
 _FRONTEND = "verl asks vLLM for one answer a request"
+_STEPS = "verl has hooks in its training step"
+_ENGINE_REMOVAL = "verl takes the loss of an actor from the config"
 _HEAD = "vLLM refuses a head_dtype that it does not apply"
 
 
@@ -382,6 +385,38 @@ VERL_SPECS = (
         "It finds the finished groups that dynamic sampling rejects, and counts them by their common value.",
         _VERL_PIPELINE,
         sources=("bb4e01790e13b80705453136318f3d6460c42b00e36602e6be7c5c71c088ec84",),
+    ),
+    _call(
+        "trainer.register",
+        _TRAINER,
+        "register_trainer",
+        "Trainers of ours have a name each in verl's registry.",
+        _STEPS,
+        call="register_trainer(name)",
+    ),
+    _call(
+        "trainer.registry",
+        _TRAINER,
+        "get_trainer_cls",
+        "verl makes the trainer that is registered under the mode's name.",
+        _STEPS,
+        sources=("a4945cd46f9d01679697cf6942fc8ce8a776ab6a65e0f3a2bf556a25a2dc990a",),
+    ),
+    _call(
+        "engines.register",
+        _ENGINES,
+        "EngineRegistry.register",
+        "An engine with our loss is registered for one device and vendor.",
+        _ENGINE_REMOVAL,
+        call="register(cls, model_type=model_type, backend=backend, device=device, vendor=vendor)",
+    ),
+    _call(
+        "engines.choice",
+        _ENGINES,
+        "EngineRegistry.get_engine_cls",
+        "An engine of this machine's vendor is taken before one for the device alone.",
+        _ENGINE_REMOVAL,
+        sources=("ef7a52fca6eaa493de7230962e321c2a4d4f21f6bca782276dde161f52700c36",),
     ),
     _call(
         "trainer.profiling",

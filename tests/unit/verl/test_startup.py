@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver does between composing the config and starting Ray: each piece is called, and only where it is due."""
+"""What the driver does between composing the config and starting Ray: each piece, and only where it is due."""
 
 from __future__ import annotations
 
