@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our policy losses and advantage estimator in verl's registries."""
+"""Our policy losses and advantage estimator, as verl calls them."""
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,20 +21,6 @@ from scalerl_verl.loss.settings import PolicyLossSettings
 from scalerl_verl.names import ALGORITHM_KEY, CORRECTION, ESTIMATOR, KEEP, LOSSES, PROMPT_MEAN
 from scalerl_verl.upstream import status
 from scalerl_verl.upstream.registry import require_active, require_checked_run
-
-
-def register(core_algos: ModuleType) -> None:
-    """Register all names.
-
-    Raises:
-        ValueError: another plugin registered one of them (verl would overwrite a policy loss without a word).
-    """
-    for name in LOSSES:
-        other = core_algos.POLICY_LOSS_REGISTRY.get(name)
-        if other is not None and other is not policy_loss:
-            raise ValueError(f"another plugin registered the policy loss {name!r} ({other.__module__}): remove one")
-        core_algos.register_policy_loss(name)(policy_loss)
-    core_algos.register_adv_est(ESTIMATOR)(estimate_advantages)
 
 
 def policy_loss(

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import Any
 
+from scalerl_verl.names import ESTIMATOR, LOSSES
 from scalerl_verl.upstream import registry, status
 from scalerl_verl.upstream.activation import is_active, is_cpu_platform, keep_warnings
 from scalerl_verl.upstream.import_hooks import ModuleCallback, after_import
@@ -41,10 +43,30 @@ def _register(register: ModuleCallback, module: ModuleType) -> None:
         stay_out(f"its names cannot be put into {module.__name__}: {type(error).__name__}: {error}")
 
 
-def _register_algorithms(core_algos: ModuleType) -> None:
+def register_algorithms(core_algos: ModuleType) -> None:
+    """Register our policy losses and estimator; what they need is imported at the first call.
+
+    Raises:
+        ValueError: another plugin registered one of them (verl would overwrite a policy loss without a word).
+    """
+    for name in LOSSES:
+        other = core_algos.POLICY_LOSS_REGISTRY.get(name)
+        if other is not None and other is not _policy_loss:
+            raise ValueError(f"another plugin registered the policy loss {name!r} ({other.__module__}): remove one")
+        core_algos.register_policy_loss(name)(_policy_loss)
+    core_algos.register_adv_est(ESTIMATOR)(_estimate_advantages)
+
+
+def _policy_loss(*args: Any, **kwargs: Any) -> Any:
     from scalerl_verl.verl import algorithms
 
-    algorithms.register(core_algos)
+    return algorithms.policy_loss(*args, **kwargs)
+
+
+def _estimate_advantages(*args: Any, **kwargs: Any) -> Any:
+    from scalerl_verl.verl import algorithms
+
+    return algorithms.estimate_advantages(*args, **kwargs)
 
 
 def _register_checkpoint_engine(_: ModuleType) -> None:
@@ -76,7 +98,7 @@ def _register_search_path(plugins_module: ModuleType) -> None:
 
 
 _NAMES_OF_OURS: dict[str, ModuleCallback] = {
-    "verl.trainer.ppo.core_algos": _register_algorithms,
+    "verl.trainer.ppo.core_algos": register_algorithms,
     "verl.checkpoint_engine.base": _register_checkpoint_engine,
     "verl.experimental.agent_loop": _register_agent_loop,
     "verl.workers.engine": _register_engines,

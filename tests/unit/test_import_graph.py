@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import scalerl_verl
+from scalerl_verl.upstream.activation import FORWARDED_ENV
 
 PACKAGE = Path(scalerl_verl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -71,6 +73,23 @@ def test_light_module_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_run_without_our_names_loads_no_room_that_does_something() -> None:
+    """verl's driver has the names of our losses and estimator; what they need comes with their first call."""
+    code = (
+        "import sys, verl.trainer.main_ppo; from verl.trainer.ppo import core_algos; "
+        "print('scalerl_cispo' in core_algos.POLICY_LOSS_REGISTRY, 'scalerl' in core_algos.ADV_ESTIMATOR_REGISTRY); "
+        "print(*{name.split('.')[1] for name in sys.modules if name.startswith('scalerl_verl.')})"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in FORWARDED_ENV}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
+    assert run.returncode == 0, run.stderr
+    registered, rooms = run.stdout.splitlines()[-2:]
+    assert registered == "True True"
+    # Of cpu, head and pipeline what is bound of vLLM; bookkeeping and json_lines write down what was found at start.
+    lists = {"cpu", "head", "pipeline"}
+    assert set(rooms.split()) <= {"names", "upstream", "verl", "errors", "bookkeeping", "json_lines", *lists}
 
 
 def room_of(path: Path) -> str:

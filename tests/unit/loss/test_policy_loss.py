@@ -60,6 +60,7 @@ def test_planted_loss_composes_under_the_recipe(planted: str, only_config_checks
 
 def test_planted_loss_is_what_verl_calls(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from scalerl_verl.verl import algorithms
+    from scalerl_verl.verl.install import register_algorithms
 
     registered: dict[str, Any] = {}
     core_algos: Any = SimpleNamespace(
@@ -67,7 +68,7 @@ def test_planted_loss_is_what_verl_calls(planted: str, monkeypatch: pytest.Monke
         register_policy_loss=lambda name: lambda function: registered.setdefault(name, function),
         register_adv_est=lambda name: lambda function: None,
     )
-    algorithms.register(core_algos)
+    register_algorithms(core_algos)
     monkeypatch.setattr(algorithms, "require_checked_run", lambda name: None)
     config = SimpleNamespace(policy_loss={"loss_mode": planted}, global_batch_info={"batch_num_tokens": 4})
     logp_BT = torch.full((2, 2), -0.5, requires_grad=True)
