@@ -1,114 +1,182 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a run from a folder or files, whatever logger wrote them."""
+"""Read runs from folders or files, whatever logger wrote them. Several runs in one place are told apart."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scalerl_verl.scaling.logs import formats
-from scalerl_verl.scaling.logs.segments import STEPS_FILE, ReadError, RunLog, Segment, join, split_attempts
+from scalerl_verl.scaling.logs import event_files, json_logs, mlflow_store, tables, wandb_runs
+from scalerl_verl.scaling.logs.places import Place, find_places, name_of
+from scalerl_verl.scaling.logs.segments import (
+    Log,
+    ReadError,
+    RunLog,
+    Segment,
+    join,
+    order_attempts,
+    take_out_nan,
+    tell_apart,
+)
 
-TABLES = (".csv", ".parquet", ".pq")
+_READERS: dict[str, Callable[[Path], list[Log]]] = {
+    ".jsonl": json_logs.read_json,
+    ".json": json_logs.read_json,
+    ".wandb": wandb_runs.read_wandb,
+    ".csv": tables.read_csv,
+    ".parquet": tables.read_parquet,
+    ".pq": tables.read_parquet,
+}
 
 
-def read_run(paths: Sequence[str | Path], name: str | None = None) -> RunLog:
-    """Read one run; several files or folders are attempts at it and are joined.
+@dataclass
+class _Found:
+    """What was read of a run: its logs, their place, and its name."""
+
+    name: str
+    place: Place
+    logs: list[Log] = field(default_factory=list)
+
+
+def read_runs(path: str | Path, name: str | None = None) -> list[RunLog]:
+    """Read every run of a file or folder.
 
     Args:
-        paths: files (JSONL of verl's file logger, `events.out.tfevents.*`, `*.wandb`, CSV, Parquet) or folders with
-            such files: of several kinds in a folder the first in this order counts, they hold the same.
-        name: of the run; by default that of the first path.
+        path: a file (JSON Lines, trainer_state.json, `events.out.tfevents.*`, `*.wandb`, CSV, Parquet), or a folder
+            with such files or runs of MLflow: of several kinds the first that `find_places` names counts.
+        name: of the run; of several runs the beginning of their names.
 
     Raises:
         ReadError: nothing there that can be read.
     """
+    path = Path(path)
+    places = find_places(path)
+    found = [run for place in places for run in _read_place(place, is_alone=len(places) == 1)]
+    runs = [run for item in found for run in _build_all(item)]
+    runs = _leave_out_side_writers(runs)
+    if not runs:
+        raise ReadError(f"{path}: no metrics in {sum(len(place.files) for place in places)} file(s)")
+    if len(runs) == 1:
+        return [replace(runs[0], name=name or name_of(path))]
+    runs = _name_apart(runs)
+    if name:
+        runs = [replace(run, name=f"{name}/{run.name}") for run in runs]
+    # A dump of validations beside several runs is of none of them.
+    beside = str(path / "validation")
+    return [
+        replace(run, validation_folders=tuple(folder for folder in run.validation_folders if folder != beside))
+        for run in runs
+    ]
+
+
+def read_run(paths: Sequence[str | Path], name: str | None = None) -> RunLog:
+    """Read one run; all that is found in the files and folders are attempts at it and are joined.
+
+    Args:
+        paths: as of `read_runs`.
+        name: of the run; by default that of the first path.
+
+    Raises:
+        ReadError: nothing there that can be read, or a table that names several runs.
+    """
     given = [Path(path) for path in paths]
     if not given:
         raise ReadError("no files given")
-    files: list[Path] = []
-    for path in given:
-        if not path.exists():
-            raise ReadError(f"{path} does not exist")
-        files += find_logs(path) if path.is_dir() else [path]
-    name = name or (given[0].name if given[0].is_dir() else given[0].stem)
-    folders = tuple(str(path / "validation") for path in given if (path / "validation").is_dir())
-    if not folders:
-        beside = {file.parent / "validation" for file in files}
-        folders = tuple(sorted(str(path) for path in beside if path.is_dir()))
-    plain = [path for path in files if path.suffix in TABLES]
-    if plain:
-        return _read_tables(files, plain, name)
-    segments: list[Segment] = []
-    for path in files:
-        segments += _read_log(path)
-    if not any(segment.steps for segment in segments):
+    places = [place for path in given for place in find_places(path)]
+    found = [run for place in places for run in _read_place(place)]
+    logs = [log for item in found for log in item.logs]
+    named = [log.name or "" for log in logs if log.is_split]
+    if named:
+        raise ReadError(
+            f"{', '.join(map(str, given))}: the export holds several runs ({', '.join(named[:8])}): give each a file "
+            "of its own to join them; without --join each is a curve of its own"
+        )
+    plain = [log for log in logs if log.rows is not None]
+    if plain and len(logs) > 1:
+        raise ReadError(f"{', '.join(map(str, given))}: a table without a column of steps cannot be joined with others")
+    name = name or name_of(given[0])
+    files = [file for place in places for file in place.files]
+    joined = Place(name, files, [folder for place in places for folder in place.validation_folders])
+    run = _build(name, joined, logs, [segment for log in logs for segment in log.segments])
+    if not run.steps and not plain:
         raise ReadError(f"{', '.join(map(str, given))}: no metrics in {len(files)} file(s)")
-    return RunLog(name, join(segments), tuple(map(str, files)), validation_folders=folders)
+    return run
 
 
-def find_logs(folder: Path) -> list[Path]:
-    """Files of a run's folder: JSONL, else TensorBoard, else W&B, else CSV, else Parquet.
+def _read_place(place: Place, is_alone: bool = True) -> list[_Found]:
+    """Runs of one place; files of one place are attempts at one run, unless they name several.
 
-    Of the JSONL files `STEPS_FILE` counts alone: verl's file logger wrote the same steps, or some of them.
-
-    Raises:
-        ReadError: none of them.
+    Where the place is one of several its name begins those that a file tells apart.
     """
-    jsonl = [path for path in sorted(folder.glob("*.jsonl")) if _is_verl_log(path)]
-    for found in (
-        [path for path in jsonl if path.name == STEPS_FILE],
-        jsonl,
-        sorted(folder.rglob("events.out.tfevents.*")),
-        # `latest-run` is a link to one of the others.
-        sorted({path.resolve() for path in folder.rglob("run-*.wandb")}),
-        sorted(folder.glob("*.csv")),
-        sorted([*folder.glob("*.parquet"), *folder.glob("*.pq")]),
-    ):
-        if found:
-            return found
-    raise ReadError(
-        f"{folder} holds no log: expected *.jsonl of verl's file logger (trainer.logger=[file], "
-        "VERL_FILE_LOGGER_PATH), events.out.tfevents.*, run-*.wandb, *.csv or *.parquet"
-    )
+    found: dict[str, _Found] = {}
+    for file in place.files:
+        for log in _read_file(file):
+            name = place.name
+            if log.name and place.takes_names:
+                name = f"{place.name}/{log.name}" if log.is_split and not is_alone else log.name
+            found.setdefault(name, _Found(name, place)).logs.append(log)
+    return list(found.values())
 
 
-def _is_verl_log(path: Path) -> bool:
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        first = stream.readline()
-    try:
-        row = json.loads(first)
-    except json.JSONDecodeError:
-        return False
-    return isinstance(row, dict) and {"step", "data"} <= set(row)
-
-
-def _read_log(path: Path) -> list[Segment]:
-    if path.suffix == ".wandb":
-        return formats.read_wandb(path)
+def _read_file(path: Path) -> list[Log]:
+    if path.is_dir():
+        return mlflow_store.read_mlflow(path)
     if "tfevents" in path.name:
-        return formats.read_tensorboard(path)
-    if path.suffix in (".jsonl", ".json"):
-        return formats.read_jsonl(path)
-    raise ReadError(
-        f"{path}: unknown kind of file; give *.jsonl (verl's file logger), events.out.tfevents.*, *.wandb, *.csv "
-        "or *.parquet"
+        return event_files.read_events(path)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ReadError(
+            f"{path}: unknown kind of file; give *.jsonl (verl's file logger or flat rows), trainer_state.json, "
+            "events.out.tfevents.*, *.wandb, *.csv, *.parquet, or a folder"
+        )
+    return reader(path)
+
+
+def _build_all(found: _Found) -> list[RunLog]:
+    segments = order_attempts(segment for log in found.logs for segment in log.segments)
+    groups = [segments] if found.place.is_one_run else tell_apart(segments)
+    if len(groups) <= 1:
+        run = _build(found.name, found.place, found.logs, segments)
+        return [run] if run.steps or run.is_table else []
+    begins = ", ".join(str(min(min(segment.steps) for segment in group)) for group in groups)
+    said = f"{found.name} begins {len(groups)} times (at step {begins}): each is a run; --join takes the last"
+    quiet = [replace(log, notes=[]) for log in found.logs]
+    return [
+        _build(f"{found.name}#{i}", found.place, quiet if i > 1 else [Log(notes=[said]), *found.logs], group)
+        for i, group in enumerate(groups, 1)
+    ]
+
+
+def _build(name: str, place: Place, logs: list[Log], segments: list[Segment]) -> RunLog:
+    notes = list(itertools.chain(place.notes, *(log.notes for log in logs)))
+    rows = next((log.rows for log in logs if log.rows is not None), None)
+    steps, without = (rows, {}) if rows is not None else take_out_nan(join(segments, notes))
+    faults = {metric: text for log in reversed(logs) for metric, text in log.faults.items()}
+    sources = tuple(map(str, place.files))
+    return RunLog(
+        name, steps, sources, rows is not None, tuple(place.validation_folders), without, faults, tuple(notes)
     )
 
 
-def _read_tables(files: list[Path], plain: list[Path], name: str) -> RunLog:
-    if len(plain) < len(files):
-        raise ReadError(f"{plain[0]} is a table, other files of the run are not: give one kind")
-    segments: list[Segment] = []
-    for path in plain:
-        columns = formats.read_csv(path) if path.suffix == ".csv" else formats.read_parquet(path)
-        rows = formats.columns_to_rows(columns)
-        if rows is None or "compute" in columns:
-            if len(plain) > 1:
-                raise ReadError(f"{path} has no column of steps: without it several tables cannot be joined")
-            count = len(next(iter(columns.values()), []))
-            steps = {i: {key: values[i] for key, values in columns.items()} for i in range(count)}
-            return RunLog(name, steps, (str(path),), is_table=True)
-        segments += split_attempts(rows, str(path))
-    return RunLog(name, join(segments), tuple(map(str, plain)))
+def _name_apart(runs: list[RunLog]) -> list[RunLog]:
+    """Trackers let two runs have one name: the folder or file is added to it."""
+    times = Counter(run.name for run in runs)
+    return [
+        replace(run, name=f"{run.name} ({Path(run.sources[0]).stem})") if times[run.name] > 1 else run for run in runs
+    ]
+
+
+def _leave_out_side_writers(runs: list[RunLog]) -> list[RunLog]:
+    """Without runs of a single step beside others: hyperparameters that TensorBoard has in a folder of their own."""
+    long = [run for run in runs if len(run.steps) > 1]
+    if not long or len(long) == len(runs):
+        return runs
+    notes = tuple(
+        f"{run.name} is left out: it logs step {next(iter(run.steps))} only ({', '.join(run.names()[:3])})"
+        for run in runs
+        if len(run.steps) <= 1
+    )
+    return [replace(long[0], notes=(*long[0].notes, *notes)), *long[1:]]

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalerl_verl.errors import ScaleRLError
-from scalerl_verl.scaling.logs.steps import find_missing, name_steps
+from scalerl_verl.scaling.logs.steps import MAX_NAMED, find_missing, name_steps
+from scalerl_verl.scaling.logs.values import count
 
 STEPS_FILE = "scalerl_steps.jsonl"
 """Written beside the checkpoints, over all attempts at a run."""
@@ -21,11 +23,31 @@ class ReadError(ScaleRLError, ValueError):
 
 @dataclass
 class Segment:
-    """What one attempt at a run logged: step -> metrics, and when it began if the log says (Unix seconds)."""
+    """What one attempt at a run logged: step -> metrics, and when it began if the log says (Unix seconds).
+
+    A metric that was logged as NaN is nan here.
+    """
 
     steps: Steps
     began: float | None = None
     source: str = ""
+
+
+@dataclass
+class Log:
+    """What a reader found of one run in one file.
+
+    name: of the run, where the file holds several or names it. segments: in the order they were written. rows: of a
+    plain table without steps instead. faults: metric -> why its values cannot be used. notes: what was left out.
+    is_split: the file tells its runs apart by name.
+    """
+
+    segments: list[Segment] = field(default_factory=list)
+    name: str | None = None
+    rows: Steps | None = None
+    faults: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    is_split: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +55,8 @@ class RunLog:
     """One run: its name, joined metrics by step, and where they come from.
 
     `is_table`: the source was a plain table, whose columns are compute and score, not a log of training steps.
+    `without_value`: metric -> steps at which it was logged as NaN. `faults`: metric -> why it cannot be used. `notes`:
+    sentences on what was left out or joined.
     """
 
     name: str
@@ -40,10 +64,13 @@ class RunLog:
     sources: tuple[str, ...] = ()
     is_table: bool = False
     validation_folders: tuple[str, ...] = field(default=())
+    without_value: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
         """Every metric of the run, sorted."""
-        return sorted({name for metrics in self.steps.values() for name in metrics})
+        return sorted({name for metrics in self.steps.values() for name in metrics}.union(self.without_value))
 
     def describe_missing(self) -> str | None:
         """Say which training steps the log lacks, if it is one of every step; None if none."""
@@ -66,36 +93,95 @@ class RunLog:
         return {step: self.steps[step][name] for step in sorted(self.steps) if name in self.steps[step]}
 
 
+def differ(old: Mapping[str, float], new: Mapping[str, float]) -> list[str]:
+    """Metrics that have another value in each."""
+    return [
+        name
+        for name, value in new.items()
+        if name in old and old[name] != value and not (math.isnan(old[name]) and math.isnan(value))
+    ]
+
+
 def split_attempts(
     rows: Iterable[tuple[int, dict[str, float]]], source: str, began: float | None = None
 ) -> list[Segment]:
-    """Rows of one log in the order they were written; where the step falls, another attempt had begun."""
+    """Rows of one log in the order they were written; where the step falls, another attempt had begun.
+
+    Rows that contradict each other nowhere are one attempt in whatever order they stand.
+    """
+    listed = list(rows)
+    merged: Steps = {}
+    for step, metrics in listed:
+        if differ(merged.setdefault(step, {}), metrics):
+            break
+        merged[step].update(metrics)
+    else:
+        return [Segment(dict(sorted(merged.items())), began, source)] if merged else []
     segments: list[Segment] = []
     last = None
-    for step, metrics in rows:
-        if last is None or step < last:
+    for step, metrics in listed:
+        if last is None or step < last or differ(segments[-1].steps.get(step, {}), metrics):
             segments.append(Segment({}, began if not segments else None, source))
         segments[-1].steps.setdefault(step, {}).update(metrics)
         last = step
     return segments
 
 
-def join(segments: list[Segment]) -> Steps:
-    """Join attempts at one run: what an attempt logged beyond the checkpoint that the next one resumed is dropped.
+def order_attempts(segments: Iterable[Segment]) -> list[Segment]:
+    """As written where one log has all, else by the time they began where all logs say it, else by their first step."""
+    found = [segment for segment in segments if segment.steps]
+    if len({segment.source for segment in found}) == 1 and found[0].source:
+        return found
+    if all(segment.began is not None for segment in found):
+        return sorted(found, key=lambda segment: segment.began or 0.0)
+    return sorted(found, key=lambda segment: min(segment.steps))
 
-    Order: by the time they began where all logs say it, else by their first step. A later attempt begins with a
-    validation of the checkpoint's own step or with the step after it.
-    """
-    if all(segment.began is not None for segment in segments):
-        ordered = sorted(segments, key=lambda segment: segment.began or 0.0)
-    else:
-        ordered = sorted(segments, key=lambda segment: min(segment.steps, default=0))
-    joined: Steps = {}
-    for segment in ordered:
+
+def tell_apart(segments: list[Segment]) -> list[list[Segment]]:
+    """Attempts run by run: one that begins no later than the run before it did is another run, not its continuation."""
+    runs: list[list[Segment]] = []
+    for segment in segments:
         if not segment.steps:
             continue
+        if not runs or min(segment.steps) <= min(runs[-1][0].steps):
+            runs.append([])
+        runs[-1].append(segment)
+    return runs
+
+
+def join(segments: list[Segment], notes: list[str] | None = None) -> Steps:
+    """Join attempts at one run: what an attempt logged beyond the checkpoint that the next one resumed is dropped.
+
+    A later attempt begins with a validation of the checkpoint's own step or with the step after it. Takes the order of
+    `order_attempts`; `notes` gets a sentence for every attempt that loses steps.
+    """
+    joined: Steps = {}
+    owner: dict[int, str] = {}
+    for segment in order_attempts(segments):
         first = min(segment.steps)
+        gone = sorted(step for step in joined if step > first)
+        again = [first] if differ(joined.get(first, {}), segment.steps[first]) else []
+        lost = [*again, *gone] if notes is not None else []
+        for source in dict.fromkeys(owner[step] for step in lost):
+            own = [step for step in lost if owner[step] == source]
+            said = f"{count(len(own), 'step')} left out ({name_steps(own, MAX_NAMED)})"
+            notes.append(f"{source or 'an attempt'}: {said}: a later attempt began at step {first}")  # type: ignore[union-attr]
         joined = {step: metrics for step, metrics in joined.items() if step <= first}
         for step, metrics in segment.steps.items():
             joined.setdefault(step, {}).update(metrics)
+            owner[step] = segment.source
     return dict(sorted(joined.items()))
+
+
+def take_out_nan(steps: Steps) -> tuple[Steps, dict[str, tuple[int, ...]]]:
+    """The steps with their numbers, and metric -> steps at which it was logged as NaN."""
+    without: dict[str, list[int]] = {}
+    found: Steps = {}
+    for step, metrics in steps.items():
+        found[step] = {}
+        for name, value in metrics.items():
+            if math.isnan(value):
+                without.setdefault(name, []).append(step)
+            else:
+                found[step][name] = value
+    return found, {name: tuple(places) for name, places in without.items()}

@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from scalerl_verl.json_lines import read_records
 from scalerl_verl.scaling.fit.points import Points
+from scalerl_verl.scaling.logs.metric_names import PASS_RATE, SCORE, find_score, list_names, match
+from scalerl_verl.scaling.logs.prompt_scores import read_prompt_scores
 from scalerl_verl.scaling.logs.segments import ReadError, RunLog
+from scalerl_verl.scaling.logs.steps import MAX_NAMED, name_steps
+from scalerl_verl.scaling.logs.values import count
 
 X_NAMES = {
     "gpu_hours": "GPU-hours",
@@ -30,9 +29,6 @@ _LEDGER = {
     "trained_tokens": "scalerl/compute/trained_tokens",
     "flops": "scalerl/compute/model_flops",
 }
-PASS_RATE = "scalerl/validation/pass_rate"
-PASS_RATE_TOLERANCE = 1e-6
-"""Of two means of the same passes, summed in another order and written with at least seven digits."""
 STDERR = "scalerl/validation/stderr"
 
 
@@ -42,7 +38,8 @@ class Curve:
 
     x_name, y_name: what was chosen; x_label: for people. steps: of the points. start: score at step 0 (of a table: at
     zero compute), or None; start_stderr: its standard error, if the points have theirs. stderr: of the points, or None.
-    prompt_scores: [prompts, points] from validation dumps, or None; start_prompts: [prompts], of the start.
+    prompt_scores: [prompts, points] from validation dumps, or None; start_prompts: [prompts], of the start. notes: what
+    was left out of the run and of its points, a sentence each.
     """
 
     name: str
@@ -57,6 +54,7 @@ class Curve:
     prompt_scores: np.ndarray | None = field(default=None, repr=False)
     start_stderr: float | None = None
     start_prompts: np.ndarray | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
 
     def points(self) -> Points:
         """Checked points, the score before training as that at zero compute.
@@ -92,12 +90,16 @@ def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Cur
     """
     if run.is_table:
         return _choose_columns(run, x, y)
-    y_name = _find_score(run, y)
-    score = run.series(y_name)
+    y_name = find_score(run, y)
     x_name, label, compute = _find_compute(run, x)
+    x_metric = _LEDGER.get(x_name, x_name)
+    _check(run, x_name, x_metric, y_name)
+    score, notes = _leave_out(run, x_metric, compute, y_name)
     stderr = run.series(STDERR) if y_name == PASS_RATE else {}
     start = score.get(0)
     steps = [step for step in score if step > 0]
+    if not steps and run.without_value.get(y_name):
+        raise ReadError(f"{run.name}: every value of {y_name} is NaN, null or empty")
     missing = [step for step in steps if step not in compute]
     if missing:
         raise ReadError(f"{run.name}: {y_name} is logged at step {missing[0]}, {x_name} is not; choose another x")
@@ -122,7 +124,35 @@ def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Cur
         prompts,
         stderr[0] if usable and start is not None else None,
         start_prompts,
+        (*run.notes, *notes),
     )
+
+
+def _check(run: RunLog, *names: str) -> None:
+    for name in names:
+        if name in run.faults:
+            raise ReadError(run.faults[name])
+
+
+def _leave_out(
+    run: RunLog, x_metric: str, compute: dict[int, float], y_name: str
+) -> tuple[dict[int, float], list[str]]:
+    """The score without points that have none or no compute because it was logged as NaN; a sentence for each kind."""
+    score = run.series(y_name)
+    notes = []
+    lost = [step for step in run.without_value.get(y_name, ()) if step not in score]
+    if lost:
+        notes.append(_say(run, lost, y_name))
+    lost = [step for step in run.without_value.get(x_metric, ()) if step in score and step not in compute]
+    if lost:
+        notes.append(_say(run, lost, x_metric))
+        score = {step: value for step, value in score.items() if step not in lost}
+    return score, notes
+
+
+def _say(run: RunLog, steps: list[int], name: str) -> str:
+    points, shown = count(len(steps), "point"), name_steps(steps, MAX_NAMED)
+    return f"{run.name}: {points} left out: {name} is NaN, null or empty at step {shown}"
 
 
 def _choose_columns(run: RunLog, x: str | None, y: str | None) -> Curve:
@@ -130,15 +160,26 @@ def _choose_columns(run: RunLog, x: str | None, y: str | None) -> Curve:
     if not run.steps:
         raise ReadError(f"{run.sources[0]} holds a header and no rows")
     x_name = x or next((name for name in ("compute", *X_NAMES) if name in names), "compute")
-    y_name = y or "score"
+    y_name = y or SCORE
+    _check(run, x_name, y_name)
     for name, option in ((x_name, "--x"), (y_name, "--y")):
         if name not in names:
             raise ReadError(
-                f"{run.sources[0]} has no column {name}; it has {', '.join(names)}: choose compute with --x and score "
-                f"with --y ({option} is missing), or name them compute,score[,stderr]"
+                f"{run.sources[0]} has no column {name}; it has {list_names(names, name)}: choose compute "
+                f"with --x and score with --y ({option} is missing), or name them compute,score[,stderr]"
             )
     rows = [run.steps[i] for i in sorted(run.steps)]
-    weighted = "stderr" in names and y_name == "score"
+    weighted = "stderr" in names and y_name == SCORE
+    if weighted:
+        _check(run, "stderr")
+    notes = list(run.notes)
+    for name in (y_name, x_name):
+        lost = sum(math.isnan(row[name]) for row in rows)
+        rows = [row for row in rows if not math.isnan(row[name])]
+        if lost:
+            notes.append(f"{run.name}: {count(lost, 'point')} left out: {name} is NaN, null or empty")
+    if not rows:
+        raise ReadError(f"{run.name}: no row has a number of both {x_name} and {y_name}")
     # Two rows at zero compute stay rows: they are refused as two values for one compute.
     before = [row for row in rows if row[x_name] == 0]
     start = before[0] if len(before) == 1 else None
@@ -154,38 +195,8 @@ def _choose_columns(run: RunLog, x: str | None, y: str | None) -> Curve:
         tuple(row["stderr"] for row in rows) if weighted else None,
         None if start is None else start[y_name],
         start_stderr=start["stderr"] if weighted and start is not None else None,
+        notes=tuple(notes),
     )
-
-
-def _find_score(run: RunLog, y: str | None) -> str:
-    names = run.names()
-    if y is None:
-        if PASS_RATE in names:
-            return PASS_RATE
-        core = [name for name in names if name.startswith("val-core/") and "/mean@" in name]
-        if len(core) == 1:
-            return core[0]
-        if core:
-            raise ReadError(f"{run.name} has several validation scores: choose one with --y: {', '.join(core)}")
-        raise ReadError(
-            f"{run.name} logs no validation score (scalerl/validation/pass_rate or val-core/.../mean@N): set "
-            "trainer.test_freq, or choose another metric with --y"
-        )
-    return _match(run, y, "--y")
-
-
-def _match(run: RunLog, wanted: str, option: str) -> str:
-    names = run.names()
-    if wanted in names:
-        return wanted
-    containing = [name for name in names if wanted in name]
-    if len(containing) == 1:
-        return containing[0]
-    if containing:
-        shown = ", ".join(containing[:8]) + (", ..." if len(containing) > 8 else "")
-        raise ReadError(f"{option} {wanted} fits {len(containing)} metrics of {run.name}: {shown}")
-    close = difflib.get_close_matches(wanted, names, 5, 0.4) or names[:8]
-    raise ReadError(f"{run.name} has no metric {wanted}; did you mean {', '.join(close)}?")
 
 
 def _find_compute(run: RunLog, x: str | None) -> tuple[str, str, dict[int, float]]:
@@ -202,7 +213,7 @@ def _find_compute(run: RunLog, x: str | None) -> tuple[str, str, dict[int, float
                 "scalerl_verl; steps are always there (--x steps)"
             )
         return x, X_NAMES[x], found
-    name = _match(run, x or "", "--x")
+    name = match(run, x or "", "--x")
     return name, name, run.series(name)
 
 
@@ -238,40 +249,3 @@ def _accumulate(run: RunLog, rule: Callable[[dict[str, float]], float | None]) -
         total += value
         found[step] = total
     return found if last else {}
-
-
-def read_prompt_scores(run: RunLog, steps: list[int]) -> np.ndarray | None:
-    """[prompts, steps] pass rates from verl's validation dumps, by the default definition of a pass.
-
-    None unless every step has the same prompts and the pass rate that the run logged, if it did: a run with a
-    definition of its own is not judged by another one.
-    """
-    by_step = []
-    logged = run.series(PASS_RATE)
-    for step in steps:
-        path = next((p for folder in run.validation_folders if (p := Path(folder) / f"{step}.jsonl").exists()), None)
-        if path is None:
-            return None
-        means = _prompt_means(path)
-        if step in logged and abs(float(np.mean(list(means.values()))) - logged[step]) > PASS_RATE_TOLERANCE:
-            return None
-        by_step.append(means)
-    if not by_step or any(set(means) != set(by_step[0]) for means in by_step):
-        return None
-    return np.array([[means[prompt] for means in by_step] for prompt in sorted(by_step[0])])
-
-
-def _prompt_means(path: Path) -> dict[tuple[str, str], float]:
-    """Pass rate of each prompt of a dump; the same text with another ground truth is another prompt."""
-    # Its package needs PyTorch, which a machine that only fits curves may not have.
-    from scalerl_verl.advantage.passed import PassRule
-
-    rows = read_records(path)
-    try:
-        passed = PassRule().judge([row["score"] for row in rows], rows)
-    except ValueError as error:
-        raise ReadError(f"{path}: {error}") from error
-    means: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row, value in zip(rows, passed.tolist(), strict=True):
-        means[row["input"], json.dumps(row.get("gts"), sort_keys=True)].append(value)
-    return {prompt: float(np.mean(values)) for prompt, values in means.items()}

@@ -63,7 +63,7 @@ def test_short_window_has_another_exit_code_and_names_the_trouble(write_csv, cap
         ([f"{i - 1},0.{i + 10}" for i in range(10)], "non_positive_compute"),
         ([f"{i // 2},0.{i + 10}" for i in range(10)], "duplicate_compute"),
         ([f"{i // 2 + 1},0.{i + 10}" for i in range(10)], "duplicate_compute"),
-        ([f"{i + 1},0.{i + 10}" for i in range(10)] + ["11,nan"], "not_finite"),
+        ([f"{i + 1},0.{i + 10}" for i in range(10)] + ["11,inf"], "not_finite"),
     ],
 )
 def test_refusal_says_why_in_words_and_in_json(rows, verdict, tmp_path, capsys):

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from scalerl_verl.scaling.logs.formats import read_leveldb_log
 from scalerl_verl.scaling.logs.reading import read_run
 from scalerl_verl.scaling.logs.segments import ReadError, Segment, join
 from scalerl_verl.scaling.logs.selection import choose_curve
+from scalerl_verl.scaling.logs.wandb_runs import read_leveldb_log
 from tests.unit.scaling.logs.conftest import make_metrics, write_jsonl
 
 
@@ -143,7 +143,7 @@ def test_prompt_scores_come_from_validation_dumps(tmp_path):
     ("name", "text", "message"),
     [
         ("a.jsonl", '{"step": 1, "data": {}}\nnonsense\n{"step": 2, "data": {}}', "line 2"),
-        ("a.jsonl", '{"epoch": 1}\n{"epoch": 2}', "not a line of verl's file logger"),
+        ("a.jsonl", '{"epoch": 1}\n{"epoch": 2}', "line 1 is not a row of a log, it has epoch"),
         ("a.csv", "", "header"),
         ("a.csv", "compute,score\n1,2,3\n", "line 2 has 3 cells"),
         ("a.csv", "compute,score\n", "no rows"),
@@ -209,7 +209,7 @@ def test_leveldb_log_puts_split_records_together(tmp_path):
         ("flops", None, "logs no model FLOPs"),
         ("scalerl/compute", None, "fits 2 metrics"),
         ("gpu_hurs", None, "did you mean"),
-        (None, "no such thing", "did you mean"),
+        (None, "no such thing", "has no metric no such thing; It has"),
     ],
 )
 def test_wrong_names_say_what_there_is(x, y, message, run_dir):

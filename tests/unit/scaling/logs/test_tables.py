@@ -102,7 +102,7 @@ def test_other_encodings_are_refused_by_name(name: str, encoding: str, tmp_path:
 )
 def test_line_that_is_none_of_verl_s_logger_is_refused_with_its_number(line: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ['{"step": 0, "data": {}}', line, '{"step": 2, "data": {}}'])
-    with pytest.raises(ReadError, match="line 2 is not a line of verl's file logger"):
+    with pytest.raises(ReadError, match="line 2 is not a row of"):
         read_run([path])
 
 
