@@ -88,11 +88,21 @@ class AdvantageStep:
         Raises:
             RewardError: it gave something that neither passes nor fails.
         """
-        rows = [row for row, tag in enumerate(self.batch.tags) if not tag.get("is_padding", False)]
+        rows = self._real_rows()
         infos = reward_infos([self.extra_fields()[row] for row in rows])
         passed_B = np.zeros(len(rewards_B), dtype=np.bool_)
         passed_B[rows] = judge(self.config, rewards_B[rows], infos)
         return passed_B
+
+    def _real_rows(self) -> list[int]:
+        """Rows that are no padding."""
+        return [row for row, tag in enumerate(self.batch.tags) if not tag.get("is_padding", False)]
+
+    def sampled_rows(self) -> tuple[list[Mapping[str, Any]], list[int]]:
+        """What the agent loop recorded of each row that is no padding, and how many of its tokens were sampled."""
+        assert self.num_tokens_B is not None, "rows are counted when their advantages are computed"
+        rows = self._real_rows()
+        return [self.extra_fields()[row] for row in rows], self.num_tokens_B[rows].tolist()
 
     def count_outcomes(self) -> None:
         """Metrics of the prompts whose rewards are all equal, by what their responses achieved."""

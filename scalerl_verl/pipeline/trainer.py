@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 
-from scalerl_verl.columns import MAX_AGE, VERSION, VERSIONS, objects_of, queue_rows, read_group_sizes
+from scalerl_verl.columns import MAX_AGE, VERSION, VERSIONS, queue_rows, read_group_sizes
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import LOSS_MODE, MODEL, PIPELINE_RL, TRAINER_MODE
 from scalerl_verl.pipeline.admission import AdmissionRule
@@ -150,18 +150,16 @@ class PPOTrainerPipelineRL(PPOTrainer):
     def on_sample_end(self) -> None:
         self._wait_s += time.perf_counter()
 
-    def _compute_old_log_prob(self, batch: Any, metrics: dict) -> Any:
-        metrics.update(self._measure(batch))
-        return super()._compute_old_log_prob(batch, metrics)
+    def measure(self, extras: Sequence[Mapping[str, Any]], num_sampled: Sequence[int]) -> dict[str, float]:
+        """Check that no token of the batch is too old, and say how old they are.
 
-    def _measure(self, batch: Any) -> dict[str, float]:
-        """Check that no token of the batch is too old; padding rows are copies."""
-        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-        data = tq.kv_batch_get(
-            keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields", "response_mask"]
-        )
-        extras = objects_of(data["extra_fields"])
-        num_sampled = [int(mask.sum()) for mask in data["response_mask"].unbind()]
+        Args:
+            extras: what the agent loop recorded of each row, without padding rows, which are copies.
+            num_sampled: tokens of each of these rows that were sampled.
+
+        Returns:
+            As of `measure_batch`.
+        """
         rows = [(extra.get(VERSIONS), count) for extra, count in zip(extras, num_sampled, strict=True)]
         reissues = [int(extra.get("reissues", 0)) for extra in extras]
         return measure_batch(rows, self.global_steps - 1, self._settings.max_staleness, reissues)

@@ -248,6 +248,13 @@ class ScaleRLSeparateAsync(ScaleRLTrainer, PPOTrainerSeparateAsync):
 class ScaleRLPipeline(ScaleRLTrainer, PPOTrainerPipelineRL):
     """``trainer_mode=pipeline_rl``."""
 
+    def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
+        result = super()._compute_advantage(batch, metrics)
+        step = self.scalerl.step
+        assert step is not None, "the step is kept when its advantages are computed"
+        metrics.update(self.measure(*step.sampled_rows()))
+        return result
+
 
 @register_trainer(PPO_OFF_POLICY)
 class ScaleRLOffPolicy(ScaleRLTrainer, PPOTrainerOffPolicy):

@@ -22,7 +22,7 @@ from verl.trainer.ppo.utils import Role  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from scalerl_verl.columns import MAX_AGE, VERSION  # noqa: E402
+from scalerl_verl.columns import MAX_AGE, VERSION  # noqa: E402, objects_of
 from scalerl_verl.errors import PatchError, StalenessError  # noqa: E402
 from scalerl_verl.pipeline import off_policy, trainer  # noqa: E402
 from scalerl_verl.pipeline.sending import SendingWorker  # noqa: E402
@@ -98,7 +98,7 @@ def test_group_starts_again_from_its_stored_prompt_under_a_new_id(monkeypatch: p
     (batch,) = submitted
     assert list(batch["uid"]) == new and set(new).isdisjoint({"old-1", "old-2"}) and len(set(new)) == 2
     assert batch["index"].tolist() == [4, 9] and batch["global_steps"] == 7
-    assert [prompt[0]["content"] for prompt in trainer.objects_of(batch["raw_prompt"])] == ["a", "b"]
+    assert [prompt[0]["content"] for prompt in objects_of(batch["raw_prompt"])] == ["a", "b"]
 
 
 @pytest.mark.fault("resuming from a checkpoint skips or repeats prompts")
@@ -119,20 +119,15 @@ def test_rows_without_a_prompt_are_dropped_from_a_restored_queue(monkeypatch: py
     trainer._clear_orphans()
 
 
-def test_batch_is_measured_without_its_padding_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    extra = np.array([{"versions": [[3, 1], [4, 1]], "reissues": 1}], dtype=object)
-    mask = torch.nested.as_nested_tensor([torch.tensor([1, 1])], layout=torch.jagged)
-    queue = StubQueue({}, tu.get_tensordict({"extra_fields": extra, "response_mask": mask}))
-    monkeypatch.setattr(trainer, "tq", queue)
+def test_batch_with_a_token_that_is_too_old_is_refused() -> None:
     instance = object.__new__(trainer.PPOTrainerPipelineRL)
     instance._settings, instance.global_steps = SimpleNamespace(max_staleness=2), 6
-    batch = SimpleNamespace(keys=["g_0_0", "pad"], tags=[{}, {"is_padding": True}], partition_id="train")
-    metrics = instance._measure(batch)
-    assert queue.asked == ["g_0_0"]
+    rows = [{"versions": [[3, 1], [4, 1]], "reissues": 1}], [2]
+    metrics = instance.measure(*rows)
     assert metrics["scalerl/pipeline/staleness_max"] == 2 and metrics["scalerl/pipeline/requests_reissued_sum"] == 1
     instance.global_steps = 7
     with pytest.raises(StalenessError, match="tokens 2 to 3 versions old"):
-        instance._measure(batch)
+        instance.measure(*rows)
 
 
 def test_workers_are_told_by_what_they_count_ages(monkeypatch: pytest.MonkeyPatch) -> None:

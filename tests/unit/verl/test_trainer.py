@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scalerl_verl.advantage import length_step
+from scalerl_verl.advantage.step import AdvantageStep
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.generator import frontend
 from scalerl_verl.ledger import verl as ledgers
@@ -110,6 +112,20 @@ def test_entropy_of_a_batch_is_averaged_by_a_mode_of_verl_s(
     typed = made.config.actor_rollout_ref.actor.loss_agg_mode
     made._compute_old_log_prob("batch", {})
     assert made.calls == [mode] and made.config.actor_rollout_ref.actor.loss_agg_mode == typed
+
+
+def test_pipeline_checks_the_ages_of_the_rows_that_were_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and counts are those of the advantages: no second look at all masks of the batch."""
+    batch: Any = SimpleNamespace(tags=[{}, {"is_padding": True}, {}])
+    step = AdvantageStep("token-mean", {}, batch=batch, num_tokens_B=np.array([3, 1, 5]))
+    step._extra_fields = [{"of": "a"}, {"of": "a"}, {"of": "b"}]
+    made: Any = object.__new__(trainer.ScaleRLPipeline)
+    made.scalerl = SimpleNamespace(step=step)
+    monkeypatch.setattr(trainer.ScaleRLTrainer, "_compute_advantage", lambda self, batch, metrics: batch)
+    made.measure = lambda extras, counts: {"ages": list(zip([extra["of"] for extra in extras], counts, strict=True))}
+    metrics: dict[str, Any] = {}
+    assert made._compute_advantage(batch, metrics) is batch
+    assert metrics == {"ages": [("a", 3), ("b", 5)]}
 
 
 @pytest.mark.parametrize("with_kl", [True, False])
