@@ -22,7 +22,7 @@ from verl.trainer.ppo.utils import Role  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from scalerl_verl.columns import MAX_AGE, VERSION  # noqa: E402, objects_of
+from scalerl_verl.columns import MAX_AGE, VERSION, objects_of  # noqa: E402, objects_of
 from scalerl_verl.errors import PatchError, StalenessError  # noqa: E402
 from scalerl_verl.pipeline import off_policy, trainer  # noqa: E402
 from scalerl_verl.pipeline.sending import SendingWorker  # noqa: E402

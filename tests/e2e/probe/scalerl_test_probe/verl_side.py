@@ -70,22 +70,24 @@ def _record_held(module: ModuleType) -> None:
 def _record_batches(module: ModuleType) -> None:
     """What a pipeline trainer is about to train, row by row: ``batch-<step>.pt``."""
     trainer = module.PPOTrainerPipelineRL
-    original = trainer._measure
+    original = trainer._compute_old_log_prob
 
     @functools.wraps(original)
-    def _measure(self: Any, batch: Any) -> Any:
+    def _compute_old_log_prob(self: Any, batch: Any, metrics: Any) -> Any:
         import torch
         import transfer_queue as tq
+
+        from scalerl_verl.columns import objects_of
 
         fields = ["prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields", "raw_prompt"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         rows = {name: list(data[name].unbind()) for name in fields[:4]}
-        rows.update({name: module.objects_of(data[name]) for name in fields[4:]})
+        rows.update({name: objects_of(data[name]) for name in fields[4:]})
         rows.update(keys=list(batch.keys), tags=list(batch.tags))
         torch.save(rows, f"{os.environ['PROBE_DIR']}/batch-{self.global_steps}.pt")
-        return original(self, batch)
+        return original(self, batch, metrics)
 
-    trainer._measure = _measure
+    trainer._compute_old_log_prob = _compute_old_log_prob
 
 
 def _record_gradient(module: ModuleType) -> None:
