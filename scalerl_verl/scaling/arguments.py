@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-EXIT_CODES = """exit codes: 0 done, and A is identified in every fit; 1 a file or argument is wrong; 2 usage;
-3 done, but A is not identified in at least one fit; 4 refused: the data hold no curve"""
+EXIT_CODES = """exit codes: 0 done, and A is identified in every fit; 1 a file or an argument is wrong; 2 usage;
+3 done, but A is not identified in at least one fit; 4 refused: the data of at least one run hold no curve.
+The first of 1, 4, 3 that holds; all other runs are printed before. `plot` has no 3: 0 says that it drew all."""
 RUNS_HELP = """a folder of a run, or a log file: verl's JSONL, TensorBoard events, W&B offline run, CSV or Parquet with
 columns compute,score[,stderr]"""
 

@@ -134,10 +134,10 @@ def test_predict_warns_where_a_naive_forecast_was_better_and_only_there(tmp_path
 
 def test_json_has_every_form_at_every_share_and_the_best_over_all(capsys):
     main(["backtest", REAL, "--json", "--shares", "0.05", "0.5"])
-    found = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert [forecast["best"] for forecast in found["forecasts"]] == [None, "last_fifth"]
     assert [held["form"] for held in found["forecasts"][1]["rivals"]] == list(FORMS)
     assert found["overall"]["best"] == found["overall"]["better_naive"] == "last_fifth"
     main(["predict", REAL, "--json"])
-    past = json.loads(capsys.readouterr().out)["past"]
+    past = json.loads(capsys.readouterr().out)["runs"][0]["past"]
     assert past["better_naive"] == "last_fifth" and set(past["rmse"]) == set(FORMS)

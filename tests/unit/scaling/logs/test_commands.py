@@ -28,9 +28,23 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
+def answer_of(out: str) -> dict:
+    """The JSON of a command, which has no NaN and no infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(out, parse_constant=refuse)
+
+
+def only_run(out: str) -> dict:
+    (entry,) = answer_of(out)["runs"]
+    return entry
+
+
 def test_csv_needs_no_options(write_csv, capsys):
     code, out, _ = run(capsys, "fit", write_csv("a"), "--json")
-    fit = json.loads(out)
+    fit = only_run(out)
     assert code == 0 and fit.keys() >= FIT_KEYS
     assert fit["verdict"] == "identified" and fit["num_points"] == 198
     assert fit["A"] == pytest.approx(0.645, abs=0.01) and fit["C_mid"] == pytest.approx(8000, rel=0.05)
@@ -43,7 +57,7 @@ def test_methods_agree_and_the_default_is_never_worse(write_csv, capsys, stderr)
     found = {}
     for method in ("profile", "paper"):
         code, out, _ = run(capsys, "fit", path, "--json", "--method", method, "--R0", "0.3")
-        found[method] = json.loads(out)
+        found[method] = only_run(out)
         assert code == 0 and found[method].keys() >= FIT_KEYS
     assert found["profile"]["sse"] <= found["paper"]["sse"]
     assert found["profile"]["A"] == pytest.approx(found["paper"]["A"], abs=0.006)
@@ -51,7 +65,7 @@ def test_methods_agree_and_the_default_is_never_worse(write_csv, capsys, stderr)
 
 def test_short_window_has_another_exit_code_and_names_the_trouble(write_csv, capsys):
     code, out, _ = run(capsys, "fit", write_csv("a", last=4000), "--json")
-    assert code == 3 and json.loads(out)["verdict"] != "identified"
+    assert code == 3 and only_run(out)["verdict"] != "identified"
 
 
 @pytest.mark.parametrize(
@@ -70,8 +84,10 @@ def test_refusal_says_why_in_words_and_in_json(rows, verdict, tmp_path, capsys):
     path = tmp_path / "bad.csv"
     path.write_text("\n".join(["compute,score", *rows]))
     code, out, err = run(capsys, "fit", path, "--json")
-    answer = json.loads(out)
-    assert code == 4 and answer["verdict"] == verdict and answer["A"] is None
+    answer = answer_of(out)
+    assert code == 4 and answer["runs"] == []
+    (refusal,) = answer["refused"]
+    assert refusal["run"] == "bad" and refusal["code"] == verdict and refusal["reason"] in err
     assert "refused: bad: " in err
 
 
@@ -106,15 +122,15 @@ def test_unknown_option_is_a_usage_error(write_csv):
 
 def test_R0_is_the_score_measured_before_training(run_dir, capsys):
     _, out, _ = run(capsys, "fit", run_dir, "--json")
-    fit = json.loads(out)
+    fit = only_run(out)
     assert fit["R0_source"] == "observed" and fit["num_points"] == 20 and fit["x"] == "gpu_hours"
     low, high = fit["R0_interval"]
     assert low < fit["R0"] < high and fit["R0"] == pytest.approx(0.3, abs=0.006)
     _, out, _ = run(capsys, "fit", run_dir, "--json", "--R0", "fit")
-    fitted = json.loads(out)
+    fitted = only_run(out)
     assert fitted["R0_source"] == "fitted" and fitted["R0_interval"][1] - fitted["R0_interval"][0] > high - low
     _, out, _ = run(capsys, "fit", run_dir, "--json", "--R0", "0.3")
-    given = json.loads(out)
+    given = only_run(out)
     assert given["R0_source"] == "given" and given["R0"] == 0.3 and given["R0_interval"] is None
 
 
@@ -123,7 +139,7 @@ def test_row_at_zero_compute_is_the_score_before_training(tmp_path, capsys):
     path = tmp_path / "a.csv"
     path.write_text("\n".join(["compute,score,stderr", "0,0.31,0.01", *rows]))
     _, out, _ = run(capsys, "fit", path, "--json")
-    fit = json.loads(out)
+    fit = only_run(out)
     assert fit["R0_source"] == "observed" and fit["num_points"] == 40 and fit["window"] == [1000, 40000]
     assert 0.29 < fit["R0"] < 0.31, "not the exact value of one observation"
     for command in ("predict", "backtest"):
@@ -143,7 +159,7 @@ def test_papers_grid_can_be_given(write_csv, capsys):
         "100:4000:100,4000:40000:100",
     )
     code, out, _ = run(capsys, "fit", write_csv("a", noise=0.0), "--json", *options)
-    assert code == 0 and json.loads(out)["A"] == pytest.approx(0.645, abs=2e-3)
+    assert code == 0 and only_run(out)["A"] == pytest.approx(0.645, abs=2e-3)
 
 
 def test_attempts_are_joined_on_request(tmp_path, capsys):
@@ -151,24 +167,24 @@ def test_attempts_are_joined_on_request(tmp_path, capsys):
     one = write_jsonl(tmp_path / "1.jsonl", {s: d for s, d in metrics.items() if s <= 20})
     two = write_jsonl(tmp_path / "2.jsonl", {s: d for s, d in metrics.items() if s > 20})
     code, out, _ = run(capsys, "fit", one, two, "--join", "--json")
-    assert code == 0 and json.loads(out)["num_points"] == 20
+    assert code == 0 and only_run(out)["num_points"] == 20
 
 
 def test_json_of_the_other_commands(write_csv, run_dir, capsys):
     a, b = write_csv("a"), write_csv("b", A=0.60)
     code, out, _ = run(capsys, "compare", a, b, "--json")
-    compared = json.loads(out)
+    compared = answer_of(out)
     assert code == 0 and compared["pairs"][0]["paper_winner"] == compared["pairs"][0]["interval_winner"] == "a"
     assert [row["run"] for row in compared["leave_one_out"]] == ["a", "b"]
     _, out, _ = run(capsys, "predict", a, "--at", 1e5, "--reach", 0.6, 0.9, "--budget", 1e5, "--json")
-    predicted = json.loads(out)
+    predicted = only_run(out)
     assert (
         predicted["predictions"][0]["low"] < predicted["predictions"][0]["score"] < predicted["predictions"][0]["high"]
     )
     assert predicted["reach"][0]["compute"] > 8000 and predicted["reach"][1]["compute"] is None
     assert predicted["gain"]["gain"] > 0
     _, out, _ = run(capsys, "backtest", run_dir, "--json")
-    assert [f["share"] for f in json.loads(out)["forecasts"]] == [0.25, 0.5, 0.75]
+    assert [f["share"] for f in only_run(out)["forecasts"]] == [0.25, 0.5, 0.75]
 
 
 def check_golden(name: str, text: str) -> None:
