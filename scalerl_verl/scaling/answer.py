@@ -95,6 +95,10 @@ class Answer:
             print(json.dumps(self.to_dict(), indent=2, allow_nan=False))
         elif self.parts:
             print("\n\n".join(self.parts))
+        self.show_refused()
+
+    def show_refused(self) -> None:
+        """Print what was refused on standard error."""
         sys.stdout.flush()
         for refusal in self.refused:
             print(refusal, file=sys.stderr)

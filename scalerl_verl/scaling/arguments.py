@@ -23,9 +23,11 @@ def add_commands(commands: Any) -> None:
     fit.add_argument(
         "--rivals", action="store_true", help="also fit rival curves and test all on held-out later points"
     )
+    _add_grouping(fit)
     compare = _command(commands, "compare", "compare two or more recipes by their curves")
     compare.add_argument("--tie", type=float, default=0.02, help="ceilings closer than this are tied (default 0.02)")
     compare.add_argument("--reference", help="name of the recipe for a leave-one-out table (default: the first)")
+    _add_grouping(compare)
     predict = _command(commands, "predict", "scores at more compute, compute to reach a score, worth of going on")
     predict.add_argument("--at", type=float, nargs="+", default=[], metavar="C", help="compute to predict at")
     predict.add_argument("--reach", type=float, nargs="+", default=[], metavar="S", help="scores to reach")
@@ -78,6 +80,23 @@ def _command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParse
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=_run)
     return parser
+
+
+def _add_grouping(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="NAME=GLOB",
+        help="runs whose name or path fits GLOB are seeds of one recipe, NAME: one curve with the spread between "
+        "seeds; once for each recipe",
+    )
+    parser.add_argument(
+        "--group-by",
+        metavar="REGEX",
+        help=r"the same by the names of all runs: its capture group finds the recipe, as that of '(.+)\.seed\d+'; "
+        "`wandb` takes the group of W&B's runs",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl_verl.scaling import report, rival_report
+from scalerl_verl.scaling import group_report, report, rival_report
 from scalerl_verl.scaling.answer import WRONG, Answer
 from scalerl_verl.scaling.fit.backtest import SHARES, backtest, rank_forecasts
 from scalerl_verl.scaling.fit.bootstrap import Bootstrap, bootstrap
 from scalerl_verl.scaling.fit.compare import compare_all, leave_one_out
+from scalerl_verl.scaling.fit.groups import GroupFit
 from scalerl_verl.scaling.fit.points import FitRefused
 from scalerl_verl.scaling.fit.prediction import compute_to_reach, predict, worth_going_on
 from scalerl_verl.scaling.fit.result import CurveFit
 from scalerl_verl.scaling.fit.rivals import compare_held_out, rank_past
+from scalerl_verl.scaling.grouping import choose_groups
 from scalerl_verl.scaling.inputs import Inputs, choose_points, choose_R0, fit_all, need_profile, read_inputs
 
 HELD_OUT_SHARE = 0.5
@@ -32,6 +34,7 @@ def run_command(options: argparse.Namespace) -> int:
     except FitRefused as refusal:  # of no single run
         answer.refuse("", refusal)
     except ValueError as error:  # of an argument
+        answer.show_refused()
         print(f"error: {error}", file=sys.stderr)
         return WRONG
     answer.show(options.json)
@@ -39,7 +42,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _fit(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
-    fits = _fit_and_tell(options, inputs, answer)
+    fits, _ = _fit_and_tell(options, inputs, answer)
     if options.bootstrap:
         need_profile(options, "--bootstrap refits by the default method")
         bootstraps = {name: _bootstrap(options, name, fit) for name, fit in fits.items()}
@@ -50,12 +53,21 @@ def _fit(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
         _hold_out(fits, answer)
 
 
-def _fit_and_tell(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> dict[str, CurveFit]:
+def _fit_and_tell(
+    options: argparse.Namespace, inputs: Inputs, answer: Answer
+) -> tuple[dict[str, CurveFit], dict[str, GroupFit]]:
+    """Fits by run, and by group where the runs are grouped; a group lacks the runs that were refused."""
+    named = choose_groups(options, inputs.places)
+    of_run = {run: group for group, runs in named.items() for run in runs}
     fits = fit_all(options, inputs, answer)
-    answer.runs += [_entry(inputs, name) | fit.to_dict() for name, fit in fits.items()]
-    if fits:
-        answer.parts.append(report.describe_fits(fits, inputs.x_label))
-    return fits
+    for name, fit in fits.items():
+        answer.runs.append(_entry(inputs, name) | {"group": of_run.get(name)} | fit.to_dict())
+    members = {group: {run: fits[run] for run in runs if run in fits} for group, runs in named.items()}
+    groups = {group: GroupFit.make(group, seeds) for group, seeds in members.items() if seeds}
+    answer.groups += [group.to_dict() for group in groups.values()]
+    answer.parts += [report.describe_fits(fits, inputs.x_label)] if fits else []
+    answer.parts += [group_report.describe_groups(groups, inputs.x_label)] if groups else []
+    return fits, groups
 
 
 def _entry(inputs: Inputs, name: str) -> dict[str, Any]:
@@ -106,18 +118,20 @@ def _given_R0(fit: CurveFit) -> float | None:
 
 def _compare(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
     need_profile(options, "compare refits with A fixed, by the default method")
-    fits = _fit_and_tell(options, inputs, answer)
-    reference = options.reference or next(iter(fits), "")
+    fits, groups = _fit_and_tell(options, inputs, answer)
+    recipes: dict[str, CurveFit] | dict[str, GroupFit] = groups or fits
+    reference = options.reference or next(iter(recipes), "")
     answer.more = {"pairs": [], "leave_one_out": [], "reference": reference}
-    if len(fits) < 2 and answer.refused:
+    if len(recipes) < 2 and answer.refused:
         return
-    pairs = compare_all(fits, options.tie)
+    pairs = compare_all(recipes, options.tie)
     answer.more["pairs"] = [pair.to_dict() for pair in pairs]
     answer.parts.append(report.describe_pairs(pairs, options.tie))
-    if reference in [refusal.run for refusal in answer.refused]:
+    known = [refusal.run for refusal in answer.refused] + list(choose_groups(options, inputs.places))
+    if reference not in recipes and reference in known:  # nothing is left of it
         return
-    rows = leave_one_out(fits, reference, options.tie)
-    answer.more["leave_one_out"] = [{"run": row.name, "A": row.fit.A} | _of(row, _ROW) for row in rows]
+    rows = leave_one_out(recipes, reference, options.tie)
+    answer.more["leave_one_out"] = [{"recipe": row.name, "A": row.fit.A} | _of(row, _ROW) for row in rows]
     answer.parts.append(report.describe_leave_one_out(rows, reference, inputs.x_label))
 
 

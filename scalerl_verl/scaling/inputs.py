@@ -23,7 +23,11 @@ from scalerl_verl.scaling.logs.selection import Curve, choose_curve
 
 @dataclass
 class Inputs:
-    """Curves by name, in the order given. places: by the same name, what was given, then the files that were read."""
+    """Curves by name, in the order given.
+
+    places: by name of the run, what was given, then the files that were read; a run that could not be read has its path
+    for a name, and no files.
+    """
 
     curves: dict[str, Curve] = field(default_factory=dict)
     places: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -59,12 +63,16 @@ def read_inputs(options: argparse.Namespace, answer: Answer) -> Inputs:
         raise ReadError(f"{max(places, key=places.count)} is given twice")
     inputs = Inputs()
     for given, name in zip(parts, names, strict=True):
-        with answer.about(name or given[0]):
+        label = name or given[0]
+        with answer.about(label):
             run = read_run(given, name)
             missing = run.describe_missing()
             if missing is not None:
                 print(f"note: {missing}", file=sys.stderr)
             inputs.add(choose_curve(run, options.x, options.y), given, run.sources)
+            continue
+        # Here only after the block noted that it cannot be read.
+        inputs.places[label] = (given[0],)
     labels = {curve.x_label for curve in inputs.curves.values()}
     if len(labels) > 1:
         raise ReadError(f"the runs have different x by default ({', '.join(sorted(labels))}): choose one with --x")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from scalerl_verl.scaling.fit.backtest import Forecast
 from scalerl_verl.scaling.fit.bootstrap import Bootstrap
-from scalerl_verl.scaling.fit.compare import RUN_SPREAD, Pair, Row
+from scalerl_verl.scaling.fit.compare import RUN_SPREAD, GroupPair, Pair, Row
 from scalerl_verl.scaling.fit.forms import FORMS
 from scalerl_verl.scaling.fit.prediction import Gain, Prediction, Reach
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
@@ -169,13 +169,25 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
     lines = [table(header, rows), ""]
     lines.append(
         f"Paper's rule: the higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at the mean, "
-        "however little. Interval rule: a winner only if the interval of the difference excludes 0; it allows for runs "
-        f"of one recipe that differ in A by {RUN_SPREAD:g} (standard deviation)."
+        f"however little. It knows no noise: of two equal recipes it mostly names one. {_allowance(pairs)}"
     )
     doubtful = [f"{p.first} - {p.second}" for p in pairs if not p.trusted]
     if doubtful:
         lines.append(f"A is not identified in one or both of: {', '.join(doubtful)}. Do not decide by these lines.")
     return "\n".join(lines)
+
+
+def _allowance(pairs: Sequence[Pair]) -> str:
+    rule = "Interval rule: a winner only if the interval of the difference excludes 0; it allows for"
+    spreads = [pair.spread for pair in pairs if isinstance(pair, GroupPair)]
+    if not spreads:
+        return f"{rule} runs of one recipe that differ in A by {RUN_SPREAD:g} (standard deviation)."
+    low, high = min(spreads), max(spreads)
+    seen = f"{low:.4f}" if len(spreads) == 1 else f"{low:.4f} to {high:.4f}"
+    return (
+        f"{rule} the spread of A between seeds, pooled over both recipes with the {RUN_SPREAD:g} that is known of "
+        f"others: {seen} (standard deviation)."
+    )
 
 
 def describe_leave_one_out(rows: Sequence[Row], reference: str, unit: str) -> str:

@@ -7,20 +7,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student
 
 from scalerl_verl.scaling.fit.fitting import fit_points
+from scalerl_verl.scaling.fit.groups import RUN_SPREAD, GroupFit, own_variance, pool
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 
 TIE = 0.02
 """Ceilings closer than this are tied: over three runs of one recipe A varies by up to 0.015 (arXiv 2510.13786)."""
-RUN_SPREAD = 0.0075
-"""Standard deviation of A between runs of one recipe that differ in their seeds: half of those 0.015."""
-RUN_SPREAD_DOF = 4
-"""What `RUN_SPREAD` counts for beside the spread of given seeds: as three seeds of two recipes do."""
+CLOSE_B = 0.02
+"""Steepness closer than this, relatively, is tied, too."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a leave-one-out table: a recipe beside the reference.
+    """One line of a leave-one-out table: a recipe, a run or a group of them, beside the reference.
 
     B_common: with A fixed at the mean A of all recipes tied with the reference, so that steepness can be compared;
     None for the others.
     """
 
     name: str
-    fit: CurveFit
+    fit: CurveFit | GroupFit
     delta_A: float
     tied: bool
     B_common: float | None
@@ -71,20 +71,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class GroupPair:
-    """One recipe against another, each run with several seeds.
+class GroupPair(Pair):
+    """One recipe against another, each run with several seeds; the fields of `Pair` between their means.
 
-    difference: mean A of the first minus that of the second, with its interval. spread: standard deviation of A between
-    seeds that it comes from. winner: the one whose interval excludes 0, or None. trusted: A is identified in all runs.
+    spread: standard deviation of A between seeds that the interval comes from, pooled over both (`group_difference`).
+    num_first, num_second: seeds.
     """
 
-    first: str
-    second: str
-    difference: float
-    difference_interval: Interval
     spread: float
-    winner: str | None
-    trusted: bool
+    num_first: int
+    num_second: int
 
 
 def compare_pair(
@@ -94,33 +90,42 @@ def compare_pair(
     difference = fit_1.A - fit_2.A
     interval = difference_interval(fit_1.A, fit_1.A_interval, fit_2.A, fit_2.A_interval)
     interval = widen_by_runs(difference, interval, spread, fit_1.level)
+    return Pair(**_by_both_rules(first, fit_1, second, fit_2, tie, difference, interval))
+
+
+def _by_both_rules(
+    first: str,
+    one: CurveFit | GroupFit,
+    second: str,
+    two: CurveFit | GroupFit,
+    tie: float,
+    difference: float,
+    interval: Interval,
+) -> dict[str, Any]:
+    """The fields of a `Pair`."""
     tied = abs(difference) < tie
-    common, B_1, B_2 = None, None, None
-    refits: list[CurveFit] = []
-    winner = None
+    common, B_1, B_2, of_B_1, of_B_2 = None, None, None, None, None
+    winner: str | None = first if difference > 0 else second
     if tied:
-        common = (fit_1.A + fit_2.A) / 2
-        refits = [refit_with_A(fit, common) for fit in (fit_1, fit_2)]
-        B_1, B_2 = (fit.B for fit in refits)
-        close = abs(math.log(B_1 / B_2)) < 0.02
+        common = (one.A + two.A) / 2
+        (B_1, of_B_1), (B_2, of_B_2) = (steepness_at(recipe, common) for recipe in (one, two))
+        close = abs(math.log(B_1 / B_2)) < CLOSE_B
         winner = None if close else (first if B_1 > B_2 else second)
-    else:
-        winner = first if difference > 0 else second
-    return Pair(
-        first,
-        second,
-        difference,
-        interval,
-        tied,
-        common,
-        B_1,
-        B_2,
-        refits[0].B_interval if refits else None,
-        refits[1].B_interval if refits else None,
-        winner,
-        _excludes_0(interval, first, second),
-        fit_1.identified and fit_2.identified,
-    )
+    return {
+        "first": first,
+        "second": second,
+        "difference": difference,
+        "difference_interval": interval,
+        "tied": tied,
+        "common_A": common,
+        "B_first": B_1,
+        "B_second": B_2,
+        "B_first_interval": of_B_1,
+        "B_second_interval": of_B_2,
+        "paper_winner": winner,
+        "interval_winner": _excludes_0(interval, first, second),
+        "trusted": one.identified and two.identified,
+    }
 
 
 def _excludes_0(interval: Interval, first: str, second: str) -> str | None:
@@ -142,40 +147,39 @@ def widen_by_runs(difference: float, interval: Interval, spread: float, level: f
     )
 
 
-def compare_groups(
-    first: str, fits_1: Sequence[CurveFit], second: str, fits_2: Sequence[CurveFit], spread: float = RUN_SPREAD
-) -> GroupPair:
-    """Compare two recipes by fits of several seeds each.
-
-    Raises:
-        ValueError: a recipe without a fit.
-    """
-    if not fits_1 or not fits_2:
-        raise ValueError("each recipe needs one fit or more")
-    every = [*fits_1, *fits_2]
-    z = float(norm.ppf(0.5 + every[0].level / 2))
-    own = float(np.mean([((fit.A_interval[1] - fit.A_interval[0]) / 2 / z) ** 2 for fit in every]))
-    A_1, A_2 = [fit.A for fit in fits_1], [fit.A for fit in fits_2]
-    difference, interval, seen = group_difference(A_1, A_2, own, every[0].level, spread)
-    winner = _excludes_0(interval, first, second)
-    return GroupPair(first, second, difference, interval, seen, winner, all(fit.identified for fit in every))
+def compare_groups(one: GroupFit, two: GroupFit, tie: float = TIE, spread: float = RUN_SPREAD) -> GroupPair:
+    """Compare two recipes of several seeds each: the paper's rule between their means, and the interval rule."""
+    fits_1, fits_2 = list(one.fits.values()), list(two.fits.values())
+    difference, interval, seen = group_difference(
+        [fit.A for fit in fits_1],
+        [fit.A for fit in fits_2],
+        own_variance([*fits_1, *fits_2]),
+        one.level,
+        spread,
+    )
+    fields = _by_both_rules(one.name, one, two.name, two, tie, difference, interval)
+    return GroupPair(**fields, spread=seen, num_first=len(fits_1), num_second=len(fits_2))
 
 
 def group_difference(
-    A_1: Sequence[float], A_2: Sequence[float], own_variance: float, level: float, spread: float = RUN_SPREAD
+    A_1: Sequence[float], A_2: Sequence[float], own: float, level: float, spread: float = RUN_SPREAD
 ) -> tuple[float, Interval, float]:
-    """Difference of the means of ceilings over seeds, its interval, and the standard deviation between seeds.
-
-    The variance between seeds is that of the seeds given, pooled, beside the one expected: `spread`^2 and what the
-    fits do not know, `own_variance`, which count `RUN_SPREAD_DOF` degrees of freedom (a scaled inverse chi-square
-    prior, so that the interval is a t interval). Three seeds alone say little about their spread.
-    """
-    squares = sum(float(np.sum((np.asarray(A) - np.mean(A)) ** 2)) for A in (A_1, A_2))
-    dof = len(A_1) + len(A_2) - 2 + RUN_SPREAD_DOF
-    variance = (RUN_SPREAD_DOF * (spread**2 + own_variance) + squares) / dof
+    """Difference of mean ceilings over seeds, its interval, and the standard deviation between seeds by `pool`."""
+    variance, dof = pool([A_1, A_2], own, spread)
     half = float(student.ppf(0.5 + level / 2, dof)) * math.sqrt(variance * (1 / len(A_1) + 1 / len(A_2)))
     difference = float(np.mean(A_1) - np.mean(A_2))
     return difference, (difference - half, difference + half), math.sqrt(variance)
+
+
+def steepness_at(recipe: CurveFit | GroupFit, A: float) -> tuple[float, Interval | None]:
+    """B with A fixed, and its interval; over seeds the geometric mean, with the t interval of their logarithms."""
+    refits = [refit_with_A(fit, A) for fit in (recipe.fits.values() if isinstance(recipe, GroupFit) else [recipe])]
+    if len(refits) == 1:
+        return refits[0].B, refits[0].B_interval
+    logs = np.log([refit.B for refit in refits])
+    half = float(student.ppf(0.5 + recipe.level / 2, len(logs) - 1)) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    mean = float(logs.mean())
+    return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
 def refit_with_A(fit: CurveFit, A: float) -> CurveFit:
@@ -185,39 +189,39 @@ def refit_with_A(fit: CurveFit, A: float) -> CurveFit:
     return fit_points(fit.points, R0=R0, level=fit.level, errors=errors, fixed_A=A)
 
 
-def compare_all(fits: Mapping[str, CurveFit], tie: float = TIE) -> tuple[Pair, ...]:
+def compare_all(recipes: Mapping[str, CurveFit] | Mapping[str, GroupFit], tie: float = TIE) -> tuple[Pair, ...]:
     """Every pair, in the order of the names given.
 
     Raises:
         ValueError: fewer than two recipes.
     """
-    if len(fits) < 2:
-        raise ValueError(f"{len(fits)} recipe given; a comparison needs two or more")
-    return tuple(compare_pair(a, fits[a], b, fits[b], tie) for a, b in combinations(fits, 2))
+    if len(recipes) < 2:
+        raise ValueError(f"{len(recipes)} recipe given; a comparison needs two or more")
+    pairs: list[Pair] = []
+    for first, second in combinations(recipes, 2):
+        one, two = recipes[first], recipes[second]
+        if isinstance(one, GroupFit) and isinstance(two, GroupFit):
+            pairs.append(compare_groups(one, two, tie))
+        elif isinstance(one, CurveFit) and isinstance(two, CurveFit):
+            pairs.append(compare_pair(first, one, second, two, tie))
+    return tuple(pairs)
 
 
-def leave_one_out(fits: Mapping[str, CurveFit], reference: str, tie: float = TIE) -> tuple[Row, ...]:
+def leave_one_out(
+    recipes: Mapping[str, CurveFit] | Mapping[str, GroupFit], reference: str, tie: float = TIE
+) -> tuple[Row, ...]:
     """Every recipe against the reference, best A first, the reference on top.
 
     Raises:
         ValueError: the reference is none of the recipes.
     """
-    if reference not in fits:
-        raise ValueError(f"reference {reference!r} is none of the recipes: {', '.join(fits)}")
-    base = fits[reference].A
-    tied = {name for name, fit in fits.items() if abs(fit.A - base) < tie}
-    common = sum(fits[name].A for name in tied) / len(tied)
+    if reference not in recipes:
+        raise ValueError(f"reference {reference!r} is none of the recipes: {', '.join(recipes)}")
+    base = recipes[reference].A
+    tied = {name for name, recipe in recipes.items() if abs(recipe.A - base) < tie}
+    common = sum(recipes[name].A for name in tied) / len(tied)
     rows = []
-    for name, fit in fits.items():
-        refit = refit_with_A(fit, common) if name in tied else None
-        rows.append(
-            Row(
-                name,
-                fit,
-                fit.A - base,
-                name in tied,
-                refit.B if refit else None,
-                refit.B_interval if refit else None,
-            )
-        )
+    for name, recipe in recipes.items():
+        B, interval = steepness_at(recipe, common) if name in tied else (None, None)
+        rows.append(Row(name, recipe, recipe.A - base, name in tied, B, interval))
     return tuple(sorted(rows, key=lambda row: (row.name != reference, -row.fit.A)))

@@ -114,6 +114,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [data for data in make_metrics().values() if "scalerl/validation/pass_rate" in data][1:]
     lines = [f"{row['scalerl/compute/gpu_hours']},{row['scalerl/validation/pass_rate']}" for row in rows]
     (folder / "run.csv").write_text("\n".join(["compute,score", *lines]) + "\n")
+    for name in ("base.seed0", "base.seed1", "new.seed0", "new.seed1"):
+        (folder / "curves").mkdir(exist_ok=True)
+        (folder / "curves" / f"{name}.csv").write_text("\n".join(["compute,score", *lines]) + "\n")
     for number, name in enumerate(("scalerl.all_pieces", "leave_one_out.loss")):
         path = folder / "outputs" / "ablation" / "curves" / f"{name}.seed0.jsonl"
         write_jsonl(path, make_metrics(A=0.645 - 0.05 * number, seed=number))

@@ -8,13 +8,15 @@ import pytest
 
 from scalerl_verl.scaling import fit_curve, sigmoid
 from scalerl_verl.scaling.fit.compare import (
-    RUN_SPREAD,
+    compare_all,
     compare_groups,
     compare_pair,
     difference_interval,
     group_difference,
+    leave_one_out,
     widen_by_runs,
 )
+from scalerl_verl.scaling.fit.groups import RUN_SPREAD, GroupFit
 
 DRAWS = 4000
 OWN = 0.003
@@ -73,13 +75,39 @@ def draw(A: float, B: float, seed: int):
     )
 
 
-def test_groups_of_fits_are_compared_by_their_means():
-    one, two = [draw(0.65, 1.7, seed) for seed in (1, 2)], [draw(0.60, 1.7, seed) for seed in (3, 4)]
-    pair = compare_groups("one", one, "two", two)
-    assert pair.winner == "one" and pair.trusted and pair.difference == pytest.approx(0.05, abs=0.01)
-    assert compare_groups("one", one, "two", one).winner is None
-    with pytest.raises(ValueError, match="one fit or more"):
-        compare_groups("one", one, "two", [])
+def group(name: str, A: float, B: float, *seeds: int) -> GroupFit:
+    return GroupFit.make(name, {f"{name}.{seed}": draw(A, B, seed) for seed in seeds})
+
+
+def test_groups_of_fits_are_compared_by_their_means_and_both_rules():
+    one, two = group("one", 0.65, 1.7, 1, 2), group("two", 0.60, 1.7, 3, 4)
+    pair = compare_groups(one, two)
+    assert pair.paper_winner == pair.interval_winner == "one" and pair.trusted and not pair.tied
+    assert pair.difference == pytest.approx(one.A - two.A) == pytest.approx(0.05, abs=0.01)
+    assert (pair.num_first, pair.num_second) == (2, 2) and pair.spread == pytest.approx(RUN_SPREAD, rel=0.4)
+
+
+def test_tie_of_groups_is_broken_by_the_paper_s_rule_alone():
+    slow, quick = group("slow", 0.645, 1.4, 1, 2, 3), group("quick", 0.645, 1.9, 4, 5, 6)
+    pair = compare_groups(slow, quick)
+    assert pair.tied and pair.common_A == pytest.approx((slow.A + quick.A) / 2)
+    assert pair.paper_winner == "quick" and pair.interval_winner is None
+    for B, (low, high), given in (
+        (pair.B_first, pair.B_first_interval, 1.4),
+        (pair.B_second, pair.B_second_interval, 1.9),
+    ):
+        assert low < B < high and B == pytest.approx(given, rel=0.1)
+    alone = compare_groups(group("slow", 0.645, 1.4, 1), group("quick", 0.645, 1.9, 4))
+    single = compare_pair("slow", draw(0.645, 1.4, 1), "quick", draw(0.645, 1.9, 4))
+    assert alone.B_first == single.B_first and alone.B_first_interval == single.B_first_interval
+
+
+def test_leave_one_out_takes_groups_as_it_takes_runs():
+    groups = {g.name: g for g in (group("base", 0.645, 1.7, 1, 2), group("far", 0.60, 1.7, 3, 4))}
+    base, far = leave_one_out(groups, "base")
+    assert base.delta_A == 0 and far.delta_A == pytest.approx(groups["far"].A - groups["base"].A)
+    assert base.B_common is not None and far.B_common is None
+    assert [pair.interval_winner for pair in compare_all(groups)] == ["base"]
 
 
 def test_runs_that_differ_by_their_seeds_have_no_winner_by_intervals():

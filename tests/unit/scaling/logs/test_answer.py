@@ -28,8 +28,8 @@ EVERY = {"schema", "command", "runs", "groups", "refused"}
 RUN = {"run", "x", "y"}
 FIT = {"A", "A_interval", "B", "C_mid", "R0", "verdict", "identified", "level", "window", "troubles"}
 ADDED: dict[str, set[str]] = {
-    "fit": FIT | {"bootstrap", "held_out"},
-    "compare": FIT,
+    "fit": FIT | {"group", "bootstrap", "held_out"},
+    "compare": FIT | {"group"},
     "predict": FIT | {"predictions", "reach", "gain"},
     "backtest": {"forecasts"},
     "plot": FIT | {"points"},
@@ -164,11 +164,22 @@ def test_numbers_that_json_lacks_are_null() -> None:
     assert json.loads(json.dumps(answer.to_dict(), allow_nan=False))["runs"][0]["A"] is None
 
 
+def fields_of_the_page() -> set[str]:
+    sections = re.split(r"^## ", (REPO / "docs" / "scaling.md").read_text(), flags=re.MULTILINE)
+    (text,) = (section for section in sections if section.startswith("JSON"))
+    return set(re.findall(r"`(\w+)`", text))
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_page_names_every_field(command: str, ask: Ask, write_csv: Callable[..., Path], constant: Path) -> None:
-    page = (REPO / "docs" / "scaling.md").read_text()
-    section = re.split(r"^## ", page, flags=re.MULTILINE)
-    (text,) = (part for part in section if part.startswith("JSON"))
-    named = set(re.findall(r"`(\w+)`", text))
+    named = fields_of_the_page()
     _, answer, _ = ask(command, write_csv("one", last=8000), write_csv("two", A=0.645), constant)
     assert sorted(set(keys_of(answer)) - named) == []
+
+
+def test_page_names_every_field_of_groups(write_csv: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    named = fields_of_the_page()
+    paths = [str(write_csv(name)) for name in ("one", "two", "three")]
+    main(["compare", *paths, "--group", "a=t*", "--group", "b=one", "--json"])
+    answer = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert len(answer["groups"]) == 2 and sorted(set(keys_of(answer)) - named) == []

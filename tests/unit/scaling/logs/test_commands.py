@@ -175,7 +175,7 @@ def test_json_of_the_other_commands(write_csv, run_dir, capsys):
     code, out, _ = run(capsys, "compare", a, b, "--json")
     compared = answer_of(out)
     assert code == 0 and compared["pairs"][0]["paper_winner"] == compared["pairs"][0]["interval_winner"] == "a"
-    assert [row["run"] for row in compared["leave_one_out"]] == ["a", "b"]
+    assert [row["recipe"] for row in compared["leave_one_out"]] == ["a", "b"]
     _, out, _ = run(capsys, "predict", a, "--at", 1e5, "--reach", 0.6, 0.9, "--budget", 1e5, "--json")
     predicted = only_run(out)
     assert (
