@@ -16,8 +16,8 @@ from scalerl_verl.scaling.fit.fitting import fit_points
 from scalerl_verl.scaling.fit.paper_grid import Grid
 from scalerl_verl.scaling.fit.points import Points
 from scalerl_verl.scaling.fit.result import CurveFit
-from scalerl_verl.scaling.logs.reading import read_run
-from scalerl_verl.scaling.logs.segments import ReadError
+from scalerl_verl.scaling.logs.reading import read_run, read_runs
+from scalerl_verl.scaling.logs.segments import ReadError, RunLog
 from scalerl_verl.scaling.logs.selection import Curve, choose_curve
 
 
@@ -37,11 +37,15 @@ class Inputs:
         """Name of the compute, for people; empty without a curve."""
         return next((curve.x_label for curve in self.curves.values()), "")
 
-    def add(self, curve: Curve, given: list[str], sources: tuple[str, ...]) -> None:
-        """Add a curve under a name that no other one has."""
+    def add(self, curve: Curve, given: list[str], sources: tuple[str, ...], is_alone: bool) -> None:
+        """Add a curve under a name that no other one has; is_alone: no other run was in its place.
+
+        Raises:
+            ReadError: there is none.
+        """
         label = curve.name
         if label in self.curves:  # runs/a/metrics.jsonl and runs/b/metrics.jsonl
-            label = str(Path(given[0]))
+            label = str(Path(given[0])) if is_alone else f"{Path(given[0])}/{label}"
         if label in self.curves:
             raise ReadError(f"{label} is given twice")
         self.curves[label] = curve
@@ -65,11 +69,8 @@ def read_inputs(options: argparse.Namespace, answer: Answer) -> Inputs:
     for given, name in zip(parts, names, strict=True):
         label = name or given[0]
         with answer.about(label):
-            run = read_run(given, name)
-            missing = run.describe_missing()
-            if missing is not None:
-                print(f"note: {missing}", file=sys.stderr)
-            inputs.add(choose_curve(run, options.x, options.y), given, run.sources)
+            runs = [read_run(given, name)] if options.join else read_runs(given[0], name)
+            _add_all(runs, given, options, answer, inputs)
             continue
         # Here only after the block noted that it cannot be read.
         inputs.places[label] = (given[0],)
@@ -77,6 +78,19 @@ def read_inputs(options: argparse.Namespace, answer: Answer) -> Inputs:
     if len(labels) > 1:
         raise ReadError(f"the runs have different x by default ({', '.join(sorted(labels))}): choose one with --x")
     return inputs
+
+
+def _add_all(runs: list[RunLog], given: list[str], options: argparse.Namespace, answer: Answer, inputs: Inputs) -> None:
+    """Choose the curve of every run that one place holds; one that has none is noted like one that cannot be read."""
+    for run in runs:
+        label = run.name if len(runs) > 1 else given[0]
+        with answer.about(label):
+            curve = choose_curve(run, options.x, options.y)
+            for note in filter(None, (run.describe_missing(), *curve.notes)):
+                print(f"note: {note}", file=sys.stderr)
+            inputs.add(curve, given, run.sources, is_alone=len(runs) == 1)
+            continue
+        inputs.places[label] = (given[0],)
 
 
 def fit_all(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> dict[str, CurveFit]:
