@@ -34,8 +34,10 @@ FITS, WRONG, REFUSED = 0, 1, 3
 EPILOG = f"""exit codes: 0 the run fits; 1 the recipe or an argument is wrong; 2 usage; 3 it does not fit, with numbers
 and what to change.
 
-example: scalerl plan recipe=recipes/scalerl-8b-math --gpus 80 --gpu-memory-gib 80
-         scalerl plan +scalerl=[recipe,pipeline] {MODEL}.path=... --gpus 8"""
+examples:
+  scalerl plan recipe=recipes/scalerl-8b-math --gpus 80 --gpu-memory-gib 80
+  scalerl plan '+scalerl=[recipe,pipeline]' {MODEL}.path=Qwen/Qwen3-8B-Base --gpus 8
+  scalerl plan -cp /home/me/configs -cn mine --gpus 16 --json"""
 
 
 def add_plan(commands: Any) -> None:

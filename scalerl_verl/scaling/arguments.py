@@ -9,6 +9,28 @@ from typing import Any
 EXIT_CODES = """exit codes: 0 done, and A is identified in every fit; 1 a file or an argument is wrong; 2 usage;
 3 done, but A is not identified in at least one fit; 4 refused: the data of at least one run hold no curve.
 The first of 1, 4, 3 that holds; all other runs are printed before. `plot` has no 3: 0 says that it drew all."""
+EXAMPLES = {
+    "fit": r"""examples:
+  scalerl fit runs/*                               A, B, C_mid of each run
+  scalerl fit run.csv --json                       columns compute,score[,stderr] need no options
+  scalerl fit runs/a --bootstrap 1000 --rivals     also resamples and rival curves
+  scalerl fit curves/* --group-by '(.+)\.seed\d+'  seeds of one recipe as one curve""",
+    "compare": r"""examples:
+  scalerl compare runs/a runs/b --reference a
+  scalerl compare curves/* --group base='base.seed*' --group new='new.seed*'
+  scalerl compare wandb/offline-run-* --group-by wandb --x tokens""",
+    "predict": """examples:
+  scalerl predict runs/a                          at the end, twice and four times the compute
+  scalerl predict runs/a --at 1e5 --reach .6 .7
+  scalerl predict runs/a --budget 1e5             is it worth going on?""",
+    "backtest": """examples:
+  scalerl backtest runs/*
+  scalerl backtest runs/a --shares .3 .5 --x tokens""",
+    "plot": """examples:
+  scalerl plot runs/* --out curves.html
+  scalerl plot runs/a runs/b --out lines.svg --kind linear --until 1e5
+  scalerl plot runs/* --out curves.png --json     also what was drawn""",
+}
 RUNS_HELP = """a folder of a run, or a log file: verl's JSONL, TensorBoard events, W&B offline run, CSV or Parquet with
 columns compute,score[,stderr]"""
 
@@ -50,7 +72,7 @@ def _command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParse
         name,
         help=help_text,
         description=help_text,
-        epilog=EXIT_CODES,
+        epilog=f"{EXAMPLES[name]}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help=RUNS_HELP)
