@@ -18,7 +18,7 @@ def read_events(path: Path) -> list[Log]:
     util = need("tensorboard.util.tensor_util", "TensorBoard event files", "tensorboard")
     began, num_read, left_out = None, 0, LeftOut()
     # Tags of one step may be written in any order, a later attempt has a file of its own.
-    steps: dict[int, dict[str, float]] = {}
+    segment = Segment({}, None, str(path))
     for event in module.EventFileLoader(str(path)).Load():
         num_read += 1
         began = event.wall_time if began is None else began
@@ -32,17 +32,15 @@ def read_events(path: Path) -> list[Log]:
             if isinstance(step, str):
                 left_out.add(step, value.tag)
                 continue
-            metrics = steps.setdefault(step, {})
-            if value.tag in metrics:
-                left_out.add("the tag was written again at this step", f"{value.tag} at step {step}")
-            metrics[value.tag] = float(array.reshape(-1)[0])
+            segment.add(step, {value.tag: float(array.reshape(-1)[0])})
     notes = left_out.notes(str(path))
     num_records, is_cut = count_records(path)
     if num_read < num_records:
         notes.append(f"{path}: {num_records - num_read} of {num_records} records cannot be read: the file is damaged")
     elif is_cut:
         notes.append(f"{path}: its last record was cut off, which leaves out what would follow")
-    return [Log([Segment(steps, began, str(path))], notes=notes)] if steps or notes else []
+    segment.began = began
+    return [Log([segment], notes=notes)] if segment.steps or notes else []
 
 
 def count_records(path: Path) -> tuple[int, bool]:

@@ -153,11 +153,20 @@ def _build_all(found: _Found) -> list[RunLog]:
 def _build(name: str, place: Place, logs: list[Log], segments: list[Segment]) -> RunLog:
     notes = list(itertools.chain(place.notes, *(log.notes for log in logs)))
     rows = next((log.rows for log in logs if log.rows is not None), None)
-    steps, without = (rows, {}) if rows is not None else take_out_nan(join(segments, notes))
+    overruled: dict[str, tuple[int, ...]] = {}
+    steps, without = (rows, {}) if rows is not None else take_out_nan(join(segments, notes, overruled))
     faults = {metric: text for log in reversed(logs) for metric, text in log.faults.items()}
     sources = tuple(map(str, place.files))
     return RunLog(
-        name, steps, sources, rows is not None, tuple(place.validation_folders), without, faults, tuple(notes)
+        name,
+        steps,
+        sources,
+        is_table=rows is not None,
+        validation_folders=tuple(place.validation_folders),
+        without_value=without,
+        overruled=overruled,
+        faults=faults,
+        notes=tuple(notes),
     )
 
 

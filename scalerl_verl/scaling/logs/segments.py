@@ -25,12 +25,20 @@ class ReadError(ScaleRLError, ValueError):
 class Segment:
     """What one attempt at a run logged: step -> metrics, and when it began if the log says (Unix seconds).
 
-    A metric that was logged as NaN is nan here.
+    A metric that was logged as NaN is nan here. overruled: metric -> steps at which a later value took another's place.
     """
 
     steps: Steps
     began: float | None = None
     source: str = ""
+    overruled: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a row; of two values at one step the later counts."""
+        known = self.steps.setdefault(step, {})
+        for name in differ(known, metrics):
+            self.overruled.setdefault(name, []).append(step)
+        known.update(metrics)
 
 
 @dataclass
@@ -55,8 +63,8 @@ class RunLog:
     """One run: its name, joined metrics by step, and where they come from.
 
     `is_table`: the source was a plain table, whose columns are compute and score, not a log of training steps.
-    `without_value`: metric -> steps at which it was logged as NaN. `faults`: metric -> why it cannot be used. `notes`:
-    sentences on what was left out or joined.
+    `without_value`: metric -> steps at which it was logged as NaN. `overruled`: metric -> steps at which a later value
+    took another's place. `faults`: metric -> why it cannot be used. `notes`: sentences on what was left out or joined.
     """
 
     name: str
@@ -65,6 +73,7 @@ class RunLog:
     is_table: bool = False
     validation_folders: tuple[str, ...] = field(default=())
     without_value: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    overruled: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -107,7 +116,8 @@ def split_attempts(
 ) -> list[Segment]:
     """Rows of one log in the order they were written; where the step falls, another attempt had begun.
 
-    Rows that contradict each other nowhere are one attempt in whatever order they stand.
+    Rows that contradict each other nowhere are one attempt in whatever order they stand. Of two rows of one step that
+    follow each other the later counts where they do.
     """
     listed = list(rows)
     merged: Steps = {}
@@ -120,9 +130,9 @@ def split_attempts(
     segments: list[Segment] = []
     last = None
     for step, metrics in listed:
-        if last is None or step < last or differ(segments[-1].steps.get(step, {}), metrics):
+        if last is None or step < last:
             segments.append(Segment({}, began if not segments else None, source))
-        segments[-1].steps.setdefault(step, {}).update(metrics)
+        segments[-1].add(step, metrics)
         last = step
     return segments
 
@@ -149,28 +159,32 @@ def tell_apart(segments: list[Segment]) -> list[list[Segment]]:
     return runs
 
 
-def join(segments: list[Segment], notes: list[str] | None = None) -> Steps:
+def join(
+    segments: list[Segment], notes: list[str] | None = None, overruled: dict[str, tuple[int, ...]] | None = None
+) -> Steps:
     """Join attempts at one run: what an attempt logged beyond the checkpoint that the next one resumed is dropped.
 
     A later attempt begins with a validation of the checkpoint's own step or with the step after it. Takes the order of
-    `order_attempts`; `notes` gets a sentence for every attempt that loses steps.
+    `order_attempts`; `notes` gets a sentence for every attempt that loses steps, `overruled` what `RunLog` has.
     """
-    joined: Steps = {}
+    joined = Segment({})
     owner: dict[int, str] = {}
     for segment in order_attempts(segments):
         first = min(segment.steps)
-        gone = sorted(step for step in joined if step > first)
-        again = [first] if differ(joined.get(first, {}), segment.steps[first]) else []
-        lost = [*again, *gone] if notes is not None else []
+        lost = sorted(step for step in joined.steps if step > first) if notes is not None else []
         for source in dict.fromkeys(owner[step] for step in lost):
             own = [step for step in lost if owner[step] == source]
             said = f"{count(len(own), 'step')} left out ({name_steps(own, MAX_NAMED)})"
             notes.append(f"{source or 'an attempt'}: {said}: a later attempt began at step {first}")  # type: ignore[union-attr]
-        joined = {step: metrics for step, metrics in joined.items() if step <= first}
+        joined.steps = {step: metrics for step, metrics in joined.steps.items() if step <= first}
         for step, metrics in segment.steps.items():
-            joined.setdefault(step, {}).update(metrics)
+            joined.add(step, metrics)
             owner[step] = segment.source
-    return dict(sorted(joined.items()))
+        for name, steps in segment.overruled.items():
+            joined.overruled.setdefault(name, []).extend(steps)
+    if overruled is not None:
+        overruled |= {name: tuple(sorted(set(steps) & joined.steps.keys())) for name, steps in joined.overruled.items()}
+    return dict(sorted(joined.steps.items()))
 
 
 def take_out_nan(steps: Steps) -> tuple[Steps, dict[str, tuple[int, ...]]]:

@@ -146,6 +146,11 @@ def _leave_out(
     lost = [step for step in run.without_value.get(x_metric, ()) if step in score and step not in compute]
     if lost:
         notes.append(_say(run, lost, x_metric))
+    for name in (x_metric, y_name):
+        again = sorted(set(run.overruled.get(name, ())) & score.keys())
+        if again:
+            values, shown = count(len(again), "value"), name_steps(again, MAX_NAMED)
+            notes.append(f"{run.name}: {values} of {name} left out: a later one of the same step counts (step {shown})")
         score = {step: value for step, value in score.items() if step not in lost}
     return score, notes
 

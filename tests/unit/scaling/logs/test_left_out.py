@@ -93,13 +93,35 @@ def test_step_with_two_values_is_refused_where_rows_have_no_order(tmp_path: Path
     assert read(path).score == (0.3, 0.4), "the same value twice, and two times of day, contradict nothing"
 
 
-def test_step_with_two_values_in_a_log_is_the_later_attempt_s(tmp_path: Path) -> None:
+def test_later_of_two_values_at_a_step_of_a_log_counts(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [(0, 0.1), (10, 0.3), (20, 0.4), (20, 0.5), (30, 0.6)]
     path.write_text("\n".join(json.dumps({"step": s, "data": {SCORE: v}}) for s, v in rows))
     curve = read(path)
     assert curve.score == (0.3, 0.5, 0.6)
-    assert len(curve.notes) == 1 and "1 step left out (20): a later attempt began at step 20" in curve.notes[0]
+    assert len(curve.notes) == 1 and f"1 value of {SCORE} left out: a later one" in curve.notes[0], curve.notes
+    assert "step 20" in curve.notes[0]
+
+
+def test_rows_of_one_step_that_differ_in_their_time_alone_leave_nothing_out(tmp_path: Path) -> None:
+    lines = [{"step": s, "time": s, "loss": 1.0} for s, _ in ROWS] + [
+        {"step": s, "time": s + 1, SCORE: v} for s, v in ROWS
+    ]
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(map(json.dumps, sorted(lines, key=lambda row: (row["step"], row["time"]))))
+    )
+    (run,) = read_runs(tmp_path / "a.jsonl")
+    curve = choose_curve(run, x="steps")
+    assert list(zip(curve.steps, curve.score, strict=True)) == ROWS and curve.notes == ()
+
+
+def test_tag_that_is_written_twice_at_a_step_is_said(tmp_path: Path) -> None:
+    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path))
+    for step, value in [*ROWS, (100, 0.9)]:
+        writer.add_scalar(SCORE, value, step)
+    writer.close()
+    curve = read(tmp_path)
+    assert curve.score[-1] == pytest.approx(0.9) and len(curve.notes) == 1 and "1 value of" in curve.notes[0]
 
 
 def test_steps_that_a_resumed_run_repeats_are_said(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def test_numbered_logs_of_earlier_attempts_belong_to_their_run(tmp_path: Path) -
     (run,) = read_runs(tmp_path)
     assert run.name == tmp_path.name and sorted(run.steps) == sorted(expected)
     assert run.steps[0]["scalerl/validation/pass_rate"] == first[0]["scalerl/validation/pass_rate"]
-    begun, resumed_at_21 = run.notes
-    assert "metrics.001.jsonl: 1 step left out (0): a later attempt began at step 0" in begun
+    (resumed_at_21,) = run.notes
+    assert run.overruled == {"scalerl/validation/pass_rate": (0,)}
     assert "metrics.002.jsonl: 4 steps left out (22 to 25): a later attempt began at step 21" in resumed_at_21
 
 
