@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scalerl_verl.cli import main
 from scalerl_verl.scaling.logs.reading import read_run, read_runs
 from scalerl_verl.scaling.logs.segments import ReadError, RunLog
 from scalerl_verl.scaling.logs.selection import choose_curve
@@ -157,3 +158,20 @@ def test_dump_of_validations_beside_several_runs_is_of_none_of_them(tmp_path: Pa
     assert read_runs(tmp_path)[0].validation_folders
     write_jsonl(tmp_path / "b.jsonl", make_metrics(4))
     assert not any(run.validation_folders for run in read_runs(tmp_path))
+
+
+def test_commands_give_each_run_of_a_place_a_curve_and_say_what_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / "x", tmp_path / "y"]
+    for folder in folders:
+        write_jsonl(folder / "a.jsonl", make_metrics(40))
+        write_jsonl(folder / "b.jsonl", make_metrics(40, A=0.5) | {-1: {SCORE: 0.1}})
+    code = main(["fit", *map(str, folders), "--json"])
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    runs = found["runs"] if isinstance(found, dict) else found
+    assert code == 0
+    assert [run["run"] for run in runs] == ["a", "b", f"{folders[1]}/a", f"{folders[1]}/b"]
+    assert [round(run["A"], 1) for run in runs] == [0.6, 0.5, 0.6, 0.5]
+    assert captured.err.count("1 row left out: its step is negative") == 2
