@@ -30,13 +30,19 @@ EXAMPLES = {
   scalerl plot runs/* --out curves.html
   scalerl plot runs/a runs/b --out lines.svg --kind linear --until 1e5
   scalerl plot runs/* --out curves.png --json     also what was drawn""",
+    "sizes": r"""examples:
+  scalerl sizes runs/* --by 'qwen-(?P<parameters>[\d.]+b)' --at 14b 32b
+  scalerl sizes runs/* --by 'batch(?P<batch>\d+)' --x tokens""",
+    "advise": r"""examples:
+  scalerl advise runs/* --by 'n(?P<n>\d+)-b(?P<batch>\d+)' --budget 1e4
+  scalerl advise runs/* --by 'n(?P<n>\d+)' --budget 1e3 1e4""",
 }
 RUNS_HELP = """a folder of a run, or a log file: verl's JSONL, TensorBoard events, W&B offline run, CSV or Parquet with
 columns compute,score[,stderr]"""
 
 
 def add_commands(commands: Any) -> None:
-    """Add `fit`, `compare`, `predict`, `backtest` and `plot` to the sub-parsers of `scalerl`."""
+    """Add the curve commands to the sub-parsers of `scalerl`."""
     fit = _command(commands, "fit", "fit A, B, C_mid with intervals and a verdict")
     fit.add_argument(
         "--bootstrap", type=int, default=0, metavar="N", help="also N bootstrap resamples (1000 are steady)"
@@ -65,6 +71,16 @@ def add_commands(commands: Any) -> None:
         "--until", type=float, metavar="C", help="extrapolate up to this compute (default: 4 times the data)"
     )
     plot.add_argument("--title", default="", help="of the picture")
+    sizes = _command(
+        commands, "sizes", "power laws of ceiling and speed over the size of the model, or another setting"
+    )
+    _add_setting(sizes)
+    sizes.add_argument("--at", type=_size, nargs="+", default=[], metavar="SIZE", help="further sizes: 14b, 135m, 4096")
+    advise = _command(commands, "advise", "the setting that measured curves favour at a budget of compute")
+    _add_setting(advise)
+    advise.add_argument(
+        "--budget", type=float, nargs="+", required=True, metavar="C", help="total compute of a run, in the unit of --x"
+    )
 
 
 def _command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
@@ -102,6 +118,25 @@ def _command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParse
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=_run)
     return parser
+
+
+def _add_setting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--by",
+        required=True,
+        metavar="REGEX",
+        help=r"finds the settings in the names of the runs, a named part each: 'n(?P<n>\d+)'; a number may end in k, m "
+        "or b. Runs with the same settings are seeds",
+    )
+
+
+def _size(text: str) -> float:
+    from scalerl_verl.scaling.fit.settings import read_number
+
+    try:
+        return read_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_grouping(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scalerl fit | compare | predict | backtest | plot`."""
+"""`scalerl fit | compare | predict | backtest | plot`; `setting_commands` has `sizes` and `advise`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from scalerl_verl.scaling.fit.result import CurveFit
 from scalerl_verl.scaling.fit.rivals import compare_held_out, rank_past
 from scalerl_verl.scaling.grouping import choose_groups
 from scalerl_verl.scaling.inputs import Inputs, choose_points, choose_R0, fit_all, need_profile, read_inputs
+from scalerl_verl.scaling.setting_commands import run_advise, run_sizes
 
 HELD_OUT_SHARE = 0.5
 
@@ -221,4 +222,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Inputs, Answer], None]] = {
     "predict": _predict,
     "backtest": _backtest,
     "plot": _plot,
+    "sizes": run_sizes,
+    "advise": run_advise,
 }

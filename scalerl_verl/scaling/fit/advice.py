@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from scalerl_verl.scaling.fit.compare import RUN_SPREAD, RUN_SPREAD_DOF
+from scalerl_verl.scaling.fit.groups import RUN_SPREAD, RUN_SPREAD_DOF
 from scalerl_verl.scaling.fit.prediction import predict
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 from scalerl_verl.scaling.fit.settings import Settings, describe

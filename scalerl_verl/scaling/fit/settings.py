@@ -31,22 +31,32 @@ def read_settings(names: Iterable[str], pattern: str) -> dict[str, dict[str, flo
         raise ValueError(f"--by {pattern!r} is no regular expression: {error}") from None
     if not expression.groupindex:
         raise ValueError(f"--by {pattern!r} names no setting: write (?P<n>\\d+), with n the name of the setting")
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for name in names:
         match = expression.search(name)
         if match is None:
             raise ValueError(
                 f"--by {pattern!r} is not found in the run name {name!r}: change it, or name runs by --names"
             )
-        found[name] = {key: _number(text, key, name) for key, text in match.groupdict().items()}
+        found[name] = {}
+        for key, text in match.groupdict().items():
+            try:
+                found[name][key] = read_number(text or "")
+            except ValueError as error:
+                raise ValueError(f"{key} of the run {name!r}: {error}") from None
     return found
 
 
-def _number(text: str | None, key: str, name: str) -> float:
-    match = _NUMBER.fullmatch(text or "")
+def read_number(text: str) -> float:
+    """A positive number, which may end in k, m or b.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _NUMBER.fullmatch(text)
     value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
     if value <= 0:
-        raise ValueError(f"{key}={text!r} of the run {name!r} is no positive number (16, 0.5b, 1.7B, 135m)")
+        raise ValueError(f"{text!r} is no positive number (16, 0.5b, 1.7B, 135m)")
     return value
 
 

@@ -21,8 +21,9 @@ import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from scalerl_verl.scaling.fit.compare import RUN_SPREAD, RUN_SPREAD_DOF
 from scalerl_verl.scaling.fit.curve import Array
+from scalerl_verl.scaling.fit.groups import RUN_SPREAD, RUN_SPREAD_DOF
+from scalerl_verl.scaling.fit.points import FitRefused
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 
 MIN_SIZES = 3
@@ -115,16 +116,17 @@ def fit_size_law(fits: dict[str, CurveFit], sizes: dict[str, float]) -> SizeLaw:
         sizes: of each of them, positive.
 
     Raises:
-        ValueError: fewer than `MIN_SIZES` different sizes with an identified ceiling.
+        FitRefused: fewer than `MIN_SIZES` different sizes with an identified ceiling.
     """
     left_out = {name: reason for name, fit in fits.items() if (reason := _unusable(fit)) is not None}
     used = {name: fit for name, fit in fits.items() if name not in left_out}
     different = sorted({sizes[name] for name in used})
     if len(different) < MIN_SIZES:
         why = "".join(f"; {name} is left out: {reason}" for name, reason in left_out.items())
-        raise ValueError(
+        raise FitRefused(
+            "too_few_sizes",
             f"a law over sizes needs runs of {MIN_SIZES} sizes or more with an identified ceiling, got "
-            f"{len(different)} ({', '.join(f'{size:g}' for size in different) or 'none'}){why}"
+            f"{len(different)} ({', '.join(f'{size:g}' for size in different) or 'none'}){why}",
         )
     level = next(iter(used.values())).level
     z = float(norm.ppf(0.5 + level / 2))
