@@ -14,7 +14,7 @@ import pytest
 
 from scalerl_verl import __version__, cli
 
-COMMANDS = ("doctor", "plan", "fit", "compare", "predict", "backtest", "plot", "completion")
+COMMANDS = ("doctor", "plan", "fit", "compare", "predict", "backtest", "plot", "sizes", "advise", "completion")
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

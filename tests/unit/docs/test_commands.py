@@ -34,7 +34,7 @@ from tests.unit.scaling.logs.conftest import make_metrics, write_jsonl
 
 REGISTRY = yaml.safe_load((REPO / "docs" / "mkdocs" / "commands.yaml").read_text())
 ENTRIES: dict[str, dict[str, Any]] = {" ".join(entry["command"].split()): entry for entry in REGISTRY}
-SHORTER = {"--bootstrap 1000": "--bootstrap 20"}
+SHORTER = {"--bootstrap 1000": "--bootstrap 20", "--budget 30000": "--budget 30"}
 """What is run smaller here, as `how` in the registry says."""
 
 
@@ -114,9 +114,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [data for data in make_metrics().values() if "scalerl/validation/pass_rate" in data][1:]
     lines = [f"{row['scalerl/compute/gpu_hours']},{row['scalerl/validation/pass_rate']}" for row in rows]
     (folder / "run.csv").write_text("\n".join(["compute,score", *lines]) + "\n")
-    for name in ("base.seed0", "base.seed1", "new.seed0", "new.seed1"):
-        (folder / "curves").mkdir(exist_ok=True)
-        (folder / "curves" / f"{name}.csv").write_text("\n".join(["compute,score", *lines]) + "\n")
+    curves = [f"curves/{recipe}.seed{seed}" for recipe in ("base", "new") for seed in (0, 1)]
+    for name in (*curves, *(f"sizes/qwen-{size}b" for size in (0.5, 1.5, 7)), "settings/n8", "settings/n16"):
+        path = folder / f"{name}.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(["compute,score", *lines]) + "\n")
     for number, name in enumerate(("scalerl.all_pieces", "leave_one_out.loss")):
         path = folder / "outputs" / "ablation" / "curves" / f"{name}.seed0.jsonl"
         write_jsonl(path, make_metrics(A=0.645 - 0.05 * number, seed=number))
