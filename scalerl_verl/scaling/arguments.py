@@ -62,8 +62,8 @@ def add_commands(commands: Any) -> None:
     predict.add_argument("--budget", type=float, metavar="C", help="is it worth going on to this total compute?")
     backtest = _command(commands, "backtest", "fit the first part of a run, predict the rest, report the error")
     backtest.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="of the compute")
-    plot = _command(commands, "plot", "draw points, fits and extrapolations to PNG, SVG or HTML")
-    plot.add_argument("--out", required=True, help="file to write: .png, .svg or .html")
+    plot = _command(commands, "plot", "draw points, fits and extrapolations to PNG, SVG, PDF or HTML")
+    plot.add_argument("--out", required=True, help="file to write: .png, .svg, .pdf or .html")
     plot.add_argument(
         "--kind", choices=("curve", "linear"), default="curve", help="the curve, or F(R) as log-log lines"
     )

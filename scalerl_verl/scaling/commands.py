@@ -202,7 +202,9 @@ def _plot(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
         return
     path = Path(options.out)
     until = options.until or EXTRAPOLATE * max(float(fit.points.compute[-1]) for fit in fits.values())
-    write_plot(fits, path, inputs.x_label, kind=options.kind, until=options.until, title=options.title)
+    note = write_plot(fits, path, inputs.x_label, kind=options.kind, until=options.until, title=options.title)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
     answer.parts.append(f"Written: {options.out}")
     answer.more["picture"] = {
         "file": str(path),

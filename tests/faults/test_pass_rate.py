@@ -41,6 +41,12 @@ ROWS: list[tuple[float, dict[str, Any], bool]] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch) -> None:
+    """Ledgers write into a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
 def config_of(**section: Any) -> Any:
     return OmegaConf.create({"algorithm": {"scalerl": section}, "trainer": {"default_local_dir": "unused"}})
 

@@ -36,7 +36,7 @@ ROOMS = (
 """Rooms of the package, the lowest first: one may import what stands in a line above its own, and no other room."""
 ALGORITHMS = ("loss", "advantage", "curriculum", "head", "interruption", "scaling")
 ALLOWED = {"numpy", "scipy", "torch", "omegaconf", "transformers", "tensordict", "transfer_queue", "ray", "pyarrow"}
-ALLOWED |= {"matplotlib", "rich"}  # of the curve commands
+ALLOWED |= {"matplotlib", "plotly", "rich"}  # of the curve commands
 DOORS = ("verl", "vllm")
 """Beginnings of the names of those files of an algorithm's room that may import verl and vLLM."""
 KERNELS = {"head/rows_triton.py": {"triton"}}
