@@ -9,23 +9,15 @@ from scalerl_verl.ledger.compute import ValidationPoint
 from scalerl_verl.scaling.fit.fitting import fit_points
 from scalerl_verl.scaling.fit.points import FitRefused, Points
 from scalerl_verl.scaling.fit.prediction import predict
+from scalerl_verl.scaling.fit.result import CurveFit
 
 PREFIX = "scalerl/forecast/"
 
 
-def forecast_metrics(points: Sequence[ValidationPoint], total_steps: int) -> dict[str, float]:
-    """Fit the validations of a run so far over GPU-hours and predict its last step.
-
-    Args:
-        points: in order; one at step 0 is an observation of R0. total_steps: planned length of the run.
-
-    Returns:
-        `num_points` and `identified` (0 or 1) always; A and its interval, and the score expected at the end of the run
-        with its interval, once there are enough points. GPU-hours at the end assume the average hours per step so far.
-    """
+def fit_validations(points: Sequence[ValidationPoint]) -> CurveFit | None:
+    """The curve over GPU-hours; a validation at step 0 observes R0. None: too few points, or they do not move."""
     trained = [point for point in points if point.totals.steps > 0]
     start = [point for point in points if point.totals.steps == 0][:1]
-    metrics = {f"{PREFIX}num_points": float(len(trained)), f"{PREFIX}identified": 0.0}
     seen = [*start, *trained]
     stderr = [point.stderr for point in seen]
     usable = all(value == value for value in stderr)
@@ -35,11 +27,36 @@ def forecast_metrics(points: Sequence[ValidationPoint], total_steps: int) -> dic
             [point.pass_rate for point in seen],
             stderr if usable and trained else None,
         )
-        fit = fit_points(data)
-    except FitRefused:  # too few points yet, or scores that do not move: the next validation tries again
+        return fit_points(data)
+    except FitRefused:  # the next validation tries again
+        return None
+
+
+def expect_end(points: Sequence[ValidationPoint], total_steps: int) -> float | None:
+    """GPU-hours at the last step, by the average hours per step so far; None before the first step."""
+    last = points[-1].totals
+    return last.gpu_hours * max(total_steps / last.steps, 1.0) if last.steps > 0 else None
+
+
+def forecast_metrics(
+    points: Sequence[ValidationPoint], total_steps: int, fit: CurveFit | None = None
+) -> dict[str, float]:
+    """Predict the score at the last step of a run from its validations so far.
+
+    Args:
+        points: in order; one at step 0 is an observation of R0. total_steps: planned length of the run.
+        fit: `fit_validations` of the points, if it was made already.
+
+    Returns:
+        `num_points` and `identified` (0 or 1) always; A and its interval, and the score expected at the end of the run
+        with its interval, once there are enough points.
+    """
+    num_trained = sum(point.totals.steps > 0 for point in points)
+    metrics = {f"{PREFIX}num_points": float(num_trained), f"{PREFIX}identified": 0.0}
+    fit = fit or fit_validations(points)
+    end_hours = expect_end(points, total_steps)
+    if fit is None or end_hours is None:
         return metrics
-    last = trained[-1].totals
-    end_hours = last.gpu_hours * max(total_steps / last.steps, 1.0)
     predicted = predict(fit, [end_hours])
     return metrics | {
         f"{PREFIX}identified": float(fit.identified),

@@ -22,7 +22,8 @@ from scalerl_verl.bookkeeping import bookkeeping
 from scalerl_verl.errors import PatchError, RewardError
 from scalerl_verl.json_lines import append_line, replace_file, split_lines
 from scalerl_verl.ledger.compute import ComputeLedger, Totals, ValidationPoint
-from scalerl_verl.ledger.forecast import forecast_metrics
+from scalerl_verl.ledger.forecast import fit_validations, forecast_metrics
+from scalerl_verl.ledger.live import LIVE_FILE, write_live_page
 from scalerl_verl.ledger.step_log import StepLog
 from scalerl_verl.ledger.validation import measure_pass_rate
 from scalerl_verl.ledger.validation_prompts import ValidationPrompts
@@ -64,6 +65,11 @@ class RunLedger:
     def log_path(self) -> Path:
         """The log of all steps of all attempts."""
         return Path(self.config.trainer.default_local_dir).absolute() / LOG_FILE
+
+    @property
+    def live_path(self) -> Path:
+        """The page that shows the run so far."""
+        return self.log_path.with_name(LIVE_FILE)
 
     def restore(self, checkpoint_folder: str | None, step: int = 0) -> None:
         """Continue from the checkpoint folder of a step, or start from nothing (None)."""
@@ -289,7 +295,16 @@ def end_validation(ledger: RunLedger, total_steps: int) -> dict[str, float]:
     )
     ledger.counts.note_validation(point)
     ledger.samples = None
-    return metrics | forecast_metrics(ledger.counts.points, total_steps)
+    points = ledger.counts.points
+    fit = fit_validations(points)
+    if not ledger.only_validates:
+        write_live_page(ledger.live_path, _name_run(ledger.config), points, fit, total_steps)
+    return metrics | forecast_metrics(points, total_steps, fit)
+
+
+def _name_run(config: DictConfig) -> str:
+    names = [select(config, f"trainer.{key}") for key in ("project_name", "experiment_name")]
+    return " / ".join(str(name) for name in names if name) or "run"
 
 
 def _describe(prefix: str, measured: Any) -> dict[str, float]:
