@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl_verl.scaling.fit import correlation, paper_grid, profile, solver, verdicts
-from scalerl_verl.scaling.fit.late_trend import find_late_trend
+from scalerl_verl.scaling.fit.late_trend import bound_late_rise, find_late_trend
 from scalerl_verl.scaling.fit.paper_grid import Grid
 from scalerl_verl.scaling.fit.points import FitRefused, Points, check_count, check_R0
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
@@ -97,8 +97,9 @@ def fit_points(
         late = _fit_late(points, R0, level, variance, num_parameters) if fixed_A is None else None
     # A cell on the edge of its grid is no least-squares fit to look beside.
     is_best = method == "profile" or not at_bounds
-    trend = find_late_trend(pose(points, R0), fit.theta(), num_parameters) if is_best else None
-    return dataclasses.replace(fit, troubles=verdicts.find_troubles(fit, at_bounds, late, trend, before))
+    end = (pose(points, R0), fit.theta(), num_parameters)
+    trend, unseen = (find_late_trend(*end), bound_late_rise(*end)) if is_best else (None, None)
+    return dataclasses.replace(fit, troubles=verdicts.find_troubles(fit, at_bounds, late, trend, unseen, before))
 
 
 def _check_arguments(method: str, level: float, errors: str, grid: Grid | None, fixed_A: float | None) -> None:

@@ -14,6 +14,10 @@ from scalerl_verl.scaling.fit.result import CurveFit, Trouble
 
 MAX_INTERVAL_WIDTH = 0.1
 """A wider interval of A cannot tell good recipes from bad ones: the paper's ablations span .52 to .71."""
+MAX_UNSEEN_RISE = 0.1
+"""Of the score with every doubling of compute: as much as an interval of A may be wide."""
+STEEP = 3.0
+"""A larger B goes from a tenth of the rise to nine tenths within 4.3 times the compute; the paper's are 1.1 to 2.4."""
 NEAR_C_MID = 1.25
 """A window that ends below this multiple of C_mid has not seen the curve bend."""
 FEW_POINTS = 4  # beyond the parameters
@@ -33,6 +37,7 @@ CODES = {
     "non_saturating": "no sign of a ceiling below 1 in the window",
     "at_edge": "the best value lies on the edge of the grid or of the bounds",
     "window_ends_near_C_mid": "the window ends near or before C_mid: the ceiling is extrapolated, not seen",
+    "plateau_too_short": "a slow rise beyond the curve would not be seen yet",
     "interval_too_wide": "very different ceilings fit about equally well",
     "early_regime": "the first points follow another curve than the rest",
 }
@@ -44,6 +49,7 @@ def find_troubles(
     at_bounds: tuple[str, ...],
     late: tuple[CurveFit, int] | None,
     trend: LateTrend | None,
+    unseen: float | None,
     before: Points,
 ) -> tuple[Trouble, ...]:
     """Everything that speaks against the fit, the gravest first.
@@ -53,6 +59,7 @@ def find_troubles(
         at_bounds: sentences about best values on the edge of the grid or of the bounds.
         late: the fit without the first points and their number, if there were enough points to try.
         trend: of the last points, beside the curve, if there is one.
+        unseen: rise beyond the curve with every doubling of compute that the data allow, if it was bounded.
         before: all points with compute > 0, those below the warm-up cut too: a score that stays below what the run
             had reached has fallen, wherever the cut lies.
     """
@@ -63,6 +70,7 @@ def find_troubles(
         _step_like(fit),
         *_edges(fit, at_bounds),
         _window(fit),
+        _plateau(fit, unseen),
         _too_wide(fit),
         _early_regime(fit, late),
     ]
@@ -179,6 +187,17 @@ def _window(fit: CurveFit) -> Trouble | None:
         f"the window ends at {last:.4g} and C_mid, {fit.C_mid:.4g}, may lie as far as {fit.C_mid_interval[1]:.4g}: "
         f"before about {NEAR_C_MID} C_mid a high ceiling reached slowly and a low one reached soon look alike; "
         "train longer.",
+    )
+
+
+def _plateau(fit: CurveFit, unseen: float | None) -> Trouble | None:
+    """A curve that rises steeply says that it ends soon after, too; whether the run does, only its plateau tells."""
+    if unseen is None or unseen <= MAX_UNSEEN_RISE or fit.B <= STEEP:
+        return None
+    return Trouble(
+        "plateau_too_short",
+        f"after its steep rise the score may go on rising by up to {unseen:.2f} with every doubling of compute, which "
+        "the data do not show yet: the plateau is too short or too noisy; train longer or evaluate on more problems.",
     )
 
 

@@ -32,6 +32,7 @@ WORDS = {
     "non_saturating": "no ceiling in sight",
     "at_edge": "at the edge of the search",
     "window_ends_near_C_mid": "window too short",
+    "plateau_too_short": "plateau too short",
     "interval_too_wide": "many ceilings fit",
     "early_regime": "the first points differ",
 }

@@ -70,7 +70,7 @@ def test_forecast_in_the_log_is_that_of_the_validations_before_it(logged: dict[i
             identified.append(step)
         if step >= 14:
             assert forecast[low] <= END <= forecast[high], "what the run then reached"
-    assert identified == [12, 13], "before the score went on rising"
+    assert not identified, "the score went on rising after each plateau"
 
 
 def test_interval_of_a_prediction_holds_all_that_fits_nearly_as_well() -> None:
