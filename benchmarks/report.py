@@ -34,11 +34,9 @@ from benchmarks.step.table import short_table, step_table
 
 FILES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
-        "quickstart": quickstart_table,
         "step": short_table,
-        "miniature": recipes.comparison_table,
-        "symbols-summary": keys.symbols_summary,
     },
+    "docs/get-started.md": {"quickstart": quickstart_table},
     "docs/costs.md": {
         "advantage": advantage_table,
         "fp32-head": head.trainer_table,
