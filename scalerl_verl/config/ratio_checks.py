@@ -63,8 +63,8 @@ def _keys_of_another_loss(config: DictConfig) -> Iterator[str]:
             others = " or ".join(reading or readers)
             yield (
                 f"{LOSS_SECTION}.{key} is read by {others} only, but loss_mode={loss}: delete it "
-                f"(~{LOSS_SECTION}.{key}) or use {others} (of presets that set the loss, the last one wins: cispo "
-                "after a baseline)"
+                f"(~{LOSS_SECTION}.{key}) or set {LOSS_MODE}={others} (of presets that set the loss, the last one "
+                "wins: cispo after a baseline)"
             )
 
 

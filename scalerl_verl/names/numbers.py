@@ -213,12 +213,11 @@ def _unresolved(dangling: list[tuple[str, str, str]], no_sections: Collection[st
             yield path, f"{path}={raw}: {cause}; give a value or set what it refers to"
 
 
-def _dangling(config: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Path, text and cause of every reference that cannot be resolved."""
+def _dangling(node: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Path, text and cause of every reference below a section or list that cannot be resolved."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    node = OmegaConf.select(config, path) if path else config
     keys = list(node.keys()) if isinstance(node, DictConfig) else range(len(node))
     for key in keys:
         inner = f"{path}.{key}".lstrip(".") if isinstance(node, DictConfig) else f"{path}[{key}]"
@@ -230,4 +229,4 @@ def _dangling(config: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
             yield inner, str(OmegaConf.to_container(node, resolve=False)[key]), str(error).splitlines()[0]
             continue
         if isinstance(value, DictConfig | ListConfig) and not OmegaConf.is_interpolation(node, key):
-            yield from _dangling(config, inner)
+            yield from _dangling(value, inner)  # by the node: a key of a user's may hold a dot

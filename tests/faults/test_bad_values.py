@@ -65,6 +65,16 @@ def test_one_wrong_value_is_one_problem_with_what_is_allowed(path: str, value: A
     assert problem.startswith(f"{path}=") and says in problem
 
 
+def test_key_with_a_dot_in_it_is_no_path() -> None:
+    """Fault: verl's plans of layers are keyed by names of modules, and the check ended in a TypeError."""
+    config = changed("cispo", {})
+    plan = {"model.embed_tokens": {}, "lm_head": {"dtype": "${nowhere.x}"}, "model.layers.{*}": ["${nowhere.y}"]}
+    with open_dict(config):
+        config.actor_rollout_ref.actor.fsdp_config["apply_modules"] = plan
+    found = find_problems(config)
+    assert len(found) == 2 and "nowhere.x" in found[0] and "nowhere.y" in found[1]
+
+
 def test_null_asks_for_none_of_our_names_and_null_stays_where_verl_has_a_meaning_for_it() -> None:
     assert problems_of("critic.enable", None) == []
     assert asked_names(changed("", {"trainer.v1": None, HEAD_DTYPE: "${nowhere.x}"})) == {}

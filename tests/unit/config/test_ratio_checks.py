@@ -152,7 +152,7 @@ REFUSALS: dict[str, Refusal] = {
         {},
         [f"{ACTOR}.policy_loss.eps_max", "loss_mode=vanilla", f"~{ACTOR}.policy_loss.eps_max", "the last one wins"],
     ),
-    "cap alone": ("", {f"{ACTOR}.policy_loss.eps_max": 4}, [f"{ACTOR}.policy_loss.eps_max", "use scalerl_cispo"]),
+    "cap alone": ("", {f"{ACTOR}.policy_loss.eps_max": 4}, [f"{ACTOR}.policy_loss.eps_max", "loss_mode=scalerl_cispo"]),
     "range alone, null": (
         "",
         {f"{ACTOR}.policy_loss.token_mask_range": None},
