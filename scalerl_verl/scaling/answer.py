@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import math
 import sys
@@ -43,6 +44,7 @@ class Answer:
 
     runs: an object a run, for JSON. groups: an object a group of runs. more: what only this command has. parts: the
     text, a part a table. refused: runs that have no answer, or only a part of it. is_identified: A is, in every fit.
+    error: of an argument, where the command ended.
     """
 
     command: str
@@ -52,6 +54,7 @@ class Answer:
     parts: list[str] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     is_identified: bool = True
+    error: str | None = None
 
     @contextlib.contextmanager
     def about(self, run: str) -> Iterator[None]:
@@ -60,8 +63,21 @@ class Answer:
             yield
         except FitRefused as refusal:
             self.refuse(run, refusal)
+        except np.linalg.LinAlgError as error:
+            self.refused.append(Refusal(run, "no_solution", f"its numbers cannot be fitted: {error}"))
         except ReadError as error:
             self.refused.append(Refusal(run, UNREADABLE, str(error)))
+
+    @contextlib.contextmanager
+    def reading(self, run: str) -> Iterator[None]:
+        """As `about`, for the files of a run: whatever a file makes a reader raise is said of that run alone."""
+        with self.about(run):
+            try:
+                yield
+            except (FitRefused, ReadError):
+                raise
+            except (OSError, ValueError, RuntimeError, csv.Error) as error:  # RecursionError among them
+                raise ReadError(f"{run} cannot be read: {type(error).__name__}: {error}") from error
 
     def refuse(self, run: str, refusal: FitRefused) -> None:
         """Note a refusal."""
@@ -85,6 +101,7 @@ class Answer:
             "groups": self.groups,
             **self.more,
             "refused": [vars(refusal) for refusal in self.refused],
+            "error": self.error,
         }
         plain: dict[str, Any] = make_plain(whole)
         return plain

@@ -8,7 +8,8 @@ from typing import Any
 
 EXIT_CODES = """exit codes: 0 done, and A is identified in every fit; 1 a file or an argument is wrong; 2 usage;
 3 done, but A is not identified in at least one fit; 4 refused: the data of at least one run hold no curve.
-The first of 1, 4, 3 that holds; all other runs are printed before. `plot` has no 3: 0 says that it drew all."""
+The first of 1, 4, 3 that holds; all other runs are printed before. `plot`, `sizes` and `advise` have
+no 3: 0 says that all was drawn or told."""
 EXAMPLES = {
     "fit": r"""examples:
   scalerl fit runs/*                               A, B, C_mid of each run
@@ -53,7 +54,9 @@ def add_commands(commands: Any) -> None:
     )
     _add_grouping(fit)
     compare = _command(commands, "compare", "compare two or more recipes by their curves")
-    compare.add_argument("--tie", type=float, default=0.02, help="ceilings closer than this are tied (default 0.02)")
+    compare.add_argument(
+        "--tie", type=_positive, default=0.02, help="ceilings closer than this are tied (default 0.02)"
+    )
     compare.add_argument("--reference", help="name of the recipe for a leave-one-out table (default: the first)")
     _add_grouping(compare)
     predict = _command(commands, "predict", "scores at more compute, compute to reach a score, worth of going on")
@@ -128,6 +131,13 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         help=r"finds the settings in the names of the runs, a named part each: 'n(?P<n>\d+)'; a number may end in k, m "
         "or b. Runs with the same settings are seeds",
     )
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no positive number")
+    return value
 
 
 def _size(text: str) -> float:

@@ -22,6 +22,7 @@ from scalerl_verl.scaling.fit.result import CurveFit
 from scalerl_verl.scaling.fit.rivals import compare_held_out, rank_past
 from scalerl_verl.scaling.grouping import choose_groups
 from scalerl_verl.scaling.inputs import Inputs, choose_points, choose_R0, fit_all, need_profile, read_inputs
+from scalerl_verl.scaling.logs.segments import ReadError
 from scalerl_verl.scaling.setting_commands import run_advise, run_sizes
 
 HELD_OUT_SHARE = 0.5
@@ -35,7 +36,8 @@ def run_command(options: argparse.Namespace) -> int:
     except FitRefused as refusal:  # of no single run
         answer.refuse("", refusal)
     except ValueError as error:  # of an argument
-        answer.show_refused()
+        answer.error = str(error)
+        answer.show(options.json)
         print(f"error: {error}", file=sys.stderr)
         return WRONG
     answer.show(options.json)
@@ -62,19 +64,13 @@ def _fit_and_tell(
     of_run = {run: group for group, runs in named.items() for run in runs}
     fits = fit_all(options, inputs, answer)
     for name, fit in fits.items():
-        answer.runs.append(_entry(inputs, name) | {"group": of_run.get(name)} | fit.to_dict())
+        answer.runs.append(inputs.entry(name) | {"group": of_run.get(name)} | fit.to_dict())
     members = {group: {run: fits[run] for run in runs if run in fits} for group, runs in named.items()}
     groups = {group: GroupFit.make(group, seeds) for group, seeds in members.items() if seeds}
     answer.groups += [group.to_dict() for group in groups.values()]
     answer.parts += [report.describe_fits(fits, inputs.x_label)] if fits else []
     answer.parts += [group_report.describe_groups(groups, inputs.x_label)] if groups else []
     return fits, groups
-
-
-def _entry(inputs: Inputs, name: str) -> dict[str, Any]:
-    """What the JSON of every command says of a run first."""
-    curve = inputs.curves[name]
-    return {"run": name, "x": curve.x_name, "y": curve.y_name}
 
 
 def _bootstrap(options: argparse.Namespace, name: str, fit: CurveFit) -> list[Bootstrap]:
@@ -139,27 +135,32 @@ def _compare(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> Non
 def _predict(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
     need_profile(options, "intervals of predictions come from the default method")
     for name, fit in fit_all(options, inputs, answer).items():
-        last = float(fit.points.compute[-1])
-        asked = options.at or options.reach or options.budget
-        at = options.at if asked else [last, 2 * last, 4 * last]
-        predicted = predict(fit, at) if at else None
-        reaches = [compute_to_reach(fit, score) for score in options.reach]
-        gain = worth_going_on(fit, options.budget) if options.budget else None
-        past = rank_past(fit.points, _given_R0(fit), SHARES)
-        warning = rival_report.warn_of_past(fit, past, predicted)
-        described = report.describe_prediction(fit, predicted, reaches, gain, inputs.x_label)
-        answer.parts += filter(None, [f"{name}\n{described}", warning])
-        rows = [] if predicted is None else list(zip(*(getattr(predicted, key) for key in _BAND), strict=True))
-        answer.runs.append(
-            {
-                **_entry(inputs, name),
-                **fit.to_dict(),
-                "predictions": [dict(zip(_BAND, row, strict=True)) for row in rows],
-                "reach": [_of(reach, _BAND) for reach in reaches],
-                "gain": None if gain is None else dict(vars(gain)),
-                "past": None if past is None else past.to_dict(),
-            }
-        )
+        with answer.about(name):
+            _predict_one(options, inputs, answer, name, fit)
+
+
+def _predict_one(options: argparse.Namespace, inputs: Inputs, answer: Answer, name: str, fit: CurveFit) -> None:
+    last = float(fit.points.compute[-1])
+    asked = options.at or options.reach or options.budget is not None
+    at = options.at if asked else [last, 2 * last, 4 * last]
+    predicted = predict(fit, at) if at else None
+    reaches = [compute_to_reach(fit, score) for score in options.reach]
+    gain = None if options.budget is None else worth_going_on(fit, options.budget)
+    past = rank_past(fit.points, _given_R0(fit), SHARES)
+    warning = rival_report.warn_of_past(fit, past, predicted)
+    described = report.describe_prediction(fit, predicted, reaches, gain, inputs.x_label)
+    answer.parts += filter(None, [f"{name}\n{described}", warning])
+    rows = [] if predicted is None else list(zip(*(getattr(predicted, key) for key in _BAND), strict=True))
+    answer.runs.append(
+        {
+            **inputs.entry(name),
+            **fit.to_dict(),
+            "predictions": [dict(zip(_BAND, row, strict=True)) for row in rows],
+            "reach": [_of(reach, _BAND) for reach in reaches],
+            "gain": None if gain is None else dict(vars(gain)),
+            "past": None if past is None else past.to_dict(),
+        }
+    )
 
 
 _BAND = ("compute", "score", "low", "high")
@@ -185,7 +186,7 @@ def _backtest(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> No
         ranking = rank_forecasts(forecasts)
         overall = None if ranking is None else ranking.to_dict()
         told = [forecast.to_dict() for forecast in forecasts]
-        answer.runs.append(_entry(inputs, name) | {"forecasts": told, "overall": overall})
+        answer.runs.append(inputs.entry(name) | {"forecasts": told, "overall": overall})
     answer.parts += [report.describe_backtest(found), rival_report.describe_rivals(found)] if found else []
     fits = [forecast.fit for forecasts in found.values() for forecast in forecasts]
     answer.is_identified = all(fit is not None and fit.identified for fit in fits)
@@ -193,16 +194,20 @@ def _backtest(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> No
 
 def _plot(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
     """What is identified stands in the picture and in the JSON: the exit code says whether all was drawn."""
-    from scalerl_verl.scaling.plot import EXTRAPOLATE, write_plot
+    from scalerl_verl.scaling.plot import EXTRAPOLATE, check_name, write_plot
 
+    path = Path(options.out)
+    check_name(path)
     fits = fit_all(options, inputs, answer)
     answer.is_identified = True
     answer.more["picture"] = None
     if not fits:
         return
-    path = Path(options.out)
     until = options.until or EXTRAPOLATE * max(float(fit.points.compute[-1]) for fit in fits.values())
-    note = write_plot(fits, path, inputs.x_label, kind=options.kind, until=options.until, title=options.title)
+    try:
+        note = write_plot(fits, path, inputs.x_label, kind=options.kind, until=options.until, title=options.title)
+    except OSError as error:
+        raise ReadError(f"--out {path} cannot be written: {error.strerror or error}") from error
     if note:
         print(f"note: {note}", file=sys.stderr)
     answer.parts.append(f"Written: {options.out}")
@@ -215,7 +220,7 @@ def _plot(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
     }
     for name, fit in fits.items():
         points = _of(fit.points, ("compute", "score", "stderr"))
-        answer.runs.append(_entry(inputs, name) | fit.to_dict() | {"points": points})
+        answer.runs.append(inputs.entry(name) | fit.to_dict() | {"points": points})
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Inputs, Answer], None]] = {

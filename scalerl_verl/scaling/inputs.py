@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,11 @@ class Inputs:
         """Name of the compute, for people; empty without a curve."""
         return next((curve.x_label for curve in self.curves.values()), "")
 
+    def entry(self, name: str) -> dict[str, Any]:
+        """What the JSON of every command says of a run first."""
+        curve = self.curves[name]
+        return {"run": name, "x": curve.x_name, "y": curve.y_name}
+
     def add(self, curve: Curve, given: list[str], sources: tuple[str, ...], is_alone: bool) -> None:
         """Add a curve under a name that no other one has; is_alone: no other run was in its place.
 
@@ -62,22 +68,35 @@ def read_inputs(options: argparse.Namespace, answer: Answer) -> Inputs:
     names = options.names or [None] * len(parts)
     if len(names) != len(parts):
         raise ReadError(f"--names has {len(names)} names for {len(parts)} run(s)")
-    places = [Path(path).resolve() for path in options.runs]
+    if options.names and len(set(names)) < len(names):
+        raise ReadError(f"--names gives {max(names, key=names.count)} to two runs")
+    places = [os.path.realpath(path) for path in options.runs]  # which takes circles of links for what they are
     if len(set(places)) < len(places):
         raise ReadError(f"{max(places, key=places.count)} is given twice")
     inputs = Inputs()
     for given, name in zip(parts, names, strict=True):
         label = name or given[0]
-        with answer.about(label):
+        with answer.reading(label):
             runs = [read_run(given, name)] if options.join else read_runs(given[0], name)
             _add_all(runs, given, options, answer, inputs)
             continue
         # Here only after the block noted that it cannot be read.
         inputs.places[label] = (given[0],)
+    _tell_scores(inputs)
     labels = {curve.x_label for curve in inputs.curves.values()}
     if len(labels) > 1:
         raise ReadError(f"the runs have different x by default ({', '.join(sorted(labels))}): choose one with --x")
     return inputs
+
+
+def _tell_scores(inputs: Inputs) -> None:
+    """Say when runs have different scores: a log of another kind may call the same metric by another name."""
+    scores: dict[str, str] = {}
+    for name, curve in inputs.curves.items():
+        scores.setdefault(curve.y_name, name)
+    if len(scores) > 1:
+        told = ", ".join(f"{score} ({name})" for score, name in scores.items())
+        print(f"note: the runs have different scores: {told}; choose one with --y if they differ", file=sys.stderr)
 
 
 def _add_all(runs: list[RunLog], given: list[str], options: argparse.Namespace, answer: Answer, inputs: Inputs) -> None:
@@ -86,6 +105,8 @@ def _add_all(runs: list[RunLog], given: list[str], options: argparse.Namespace, 
         label = run.name if len(runs) > 1 else given[0]
         with answer.about(label):
             curve = choose_curve(run, options.x, options.y)
+            if curve.x_name == curve.y_name:
+                raise ReadError(f"{curve.x_name} is both --x and --y: a curve has a score over compute")
             for note in filter(None, (run.describe_missing(), *curve.notes)):
                 print(f"note: {note}", file=sys.stderr)
             inputs.add(curve, given, run.sources, is_alone=len(runs) == 1)
@@ -135,9 +156,12 @@ def choose_R0(options: argparse.Namespace) -> float | None:
     if options.R0 in ("auto", "fit"):
         return None
     try:
-        return float(options.R0)
+        R0 = float(options.R0)
     except ValueError:
-        raise ReadError(f"--R0 {options.R0}: give a number, `fit` or `auto`") from None
+        R0 = float("nan")
+    if not 0 <= R0 < 1:
+        raise ReadError(f"--R0 {options.R0}: give a number from 0 to below 1, `fit` or `auto`")
+    return R0
 
 
 def read_grid(options: argparse.Namespace) -> Grid | None:

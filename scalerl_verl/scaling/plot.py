@@ -18,6 +18,16 @@ TITLES = {"curve": "Compute and pass rate", "linear": "Log-log: lines of slope B
 DPI = 150
 
 
+def check_name(path: Path) -> None:
+    """Refuse a file name before anything is fitted.
+
+    Raises:
+        ReadError: its suffix names no kind of picture.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ReadError(f"{path}: the file name must end in {', '.join(SUFFIXES)}")
+
+
 def write_plot(
     fits: Mapping[str, CurveFit],
     path: Path,
@@ -40,8 +50,7 @@ def write_plot(
     Raises:
         ReadError: matplotlib is missing, or a file name or bound that means nothing.
     """
-    if path.suffix not in SUFFIXES:
-        raise ReadError(f"{path}: the file name must end in {', '.join(SUFFIXES)}")
+    check_name(path)
     if kind not in KINDS:
         raise ReadError(f"kind={kind!r}: use one of {', '.join(KINDS)}")
     last = max(float(fit.points.compute[-1]) for fit in fits.values())

@@ -24,7 +24,7 @@ def run_sizes(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> No
     fits = fit_all(options, inputs, answer)
     answer.is_identified = True  # fits that are not are left out by name
     sizes = {run: settings[run][names[0]] for run in fits}
-    answer.runs += [{"run": run, "settings": settings[run], **fit.to_dict()} for run, fit in fits.items()]
+    answer.runs += [inputs.entry(run) | {"settings": settings[run]} | fit.to_dict() for run, fit in fits.items()]
     law = fit_size_law(fits, sizes)
     answer.more["law"] = {"setting": names[0], **law.to_dict(options.at)}
     answer.parts.append(setting_report.describe_size_law(law, fits, sizes, names[0], options.at, inputs.x_label))
@@ -35,7 +35,7 @@ def run_advise(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> N
     need_profile(options, "scores are compared by the intervals of the default method")
     settings = read_settings(inputs.curves, options.by)
     fits = fit_all(options, inputs, answer)
-    answer.runs += [{"run": run, "settings": settings[run], **fit.to_dict()} for run, fit in fits.items()]
+    answer.runs += [inputs.entry(run) | {"settings": settings[run]} | fit.to_dict() for run, fit in fits.items()]
     advices = [advise(fits, settings, budget) for budget in options.budget]
     answer.more["advice"] = [advice.to_dict() for advice in advices]
     answer.parts += [setting_report.describe_advice(advice, inputs.x_label) for advice in advices]
@@ -44,9 +44,11 @@ def run_advise(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> N
     answer.parts += [setting_report.describe_best_by_budget(by_budget, inputs.x_label)] if by_budget else []
     # A curve need not be identified to say something inside its own window.
     answer.is_identified = True
-    silent = [advice for advice in advices if not advice.candidates]
+    silent = [advice for advice in advices if not advice.compares]
     if silent:
         budgets = ", ".join(f"{advice.budget:g}" for advice in silent)
         raise FitRefused(
-            "no_run_there", f"no run says anything about the budget {budgets}: run longer, or ask for less"
+            "no_comparison",
+            f"fewer than two settings have runs that say something about the budget {budgets}: run them longer, or ask "
+            "for less",
         )

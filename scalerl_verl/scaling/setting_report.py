@@ -48,7 +48,10 @@ def describe_size_law(
 def describe_advice(advice: Advice, unit: str) -> str:
     """The best setting at a budget, those that are tied with it, and what the runs do not say."""
     lines = []
-    if advice.candidates:
+    if len(advice.candidates) == 1:
+        alone = describe(advice.candidates[0].settings)
+        lines.append(f"At {number(advice.budget)} {unit}: only {alone} has runs that say something: no comparison.")
+    elif advice.candidates:
         best = advice.candidates[0]
         lines.append(f"At {number(advice.budget)} {unit}: {describe(best.settings)}")
         rows = []

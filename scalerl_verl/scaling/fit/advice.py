@@ -27,6 +27,9 @@ BEYOND = 2.0
 PLACES = 5
 """Budgets at which the best setting is looked for, between the smallest and the largest that runs support."""
 
+LEFT_ITS_CURVE = ("not_monotone", "late_rise")
+"""Verdicts on runs whose curve is not their scores, inside their own window, too."""
+
 Key = tuple[tuple[str, float], ...]
 
 
@@ -57,6 +60,11 @@ class Advice:
     candidates: tuple[Candidate, ...]
     left_out: dict[str, str]
     edges: dict[str, str]
+
+    @property
+    def compares(self) -> bool:
+        """Whether two settings or more say something about the budget."""
+        return len(self.candidates) > 1
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
@@ -120,7 +128,7 @@ def best_by_budget(
 ) -> list[tuple[float, str, bool]]:
     """At each budget the best setting, in words, and whether another one is tied with it."""
     advices = [advise(fits, settings, budget) for budget in budgets]
-    return [(a.budget, describe(a.candidates[0].settings), bool(a.tied)) for a in advices if a.candidates]
+    return [(a.budget, describe(a.candidates[0].settings), bool(a.tied)) for a in advices if a.compares]
 
 
 def _key(settings: Settings) -> Key:
@@ -130,6 +138,8 @@ def _key(settings: Settings) -> Key:
 def _silent(fit: CurveFit, budget: float) -> str | None:
     """Why a run says nothing about a budget; None if it does."""
     first, last = float(fit.points.trained.compute[0]), float(fit.points.compute[-1])
+    if fit.verdict in LEFT_ITS_CURVE:
+        return f"its points leave its curve ({fit.verdict})"
     if budget < first:
         return f"its first point is at {first:.4g}"
     if budget > last and not fit.identified:

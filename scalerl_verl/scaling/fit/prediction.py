@@ -13,6 +13,7 @@ from scipy.stats import t as student
 from scalerl_verl.scaling.fit import solver
 from scalerl_verl.scaling.fit.curve import Array, Mask, invert, rise
 from scalerl_verl.scaling.fit.fitting import pose
+from scalerl_verl.scaling.fit.points import FitRefused
 from scalerl_verl.scaling.fit.profile import allowed_excess
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 from scalerl_verl.scaling.fit.solver import Problems
@@ -23,6 +24,8 @@ MAX_STEPS = 24
 BAND_POINTS = 40
 JUMP = 0.01  # of the log of the pull: a smaller gap between inside and outside of the limit is a jump
 HALVINGS = 14
+REFINEMENTS, REFINED_POINTS = 2, 12
+"""Of the grid around a crossing: from steps of 16% and more to .2%, as good as the ends of the band."""
 
 
 @dataclass(frozen=True)
@@ -231,10 +234,20 @@ def compute_to_reach(fit: CurveFit, score: float) -> Reach:
     centre = invert(score, fit.A, fit.B, fit.C_mid, fit.R0)
     first, last = fit.points.trained.compute[0], fit.points.compute[-1]
     grid = np.geomspace(first / 10, last * 1000, 90)
-    predicted = predict(fit, grid)
-    return Reach(
-        score, centre, _crossing(grid, predicted.high, score), _crossing(grid, predicted.low, score), fit.level
-    )
+    low, high = (_solve_crossing(fit, grid, end, score) for end in ("high", "low"))
+    # The estimate is on its own band; what is left of the grid must not say otherwise.
+    return Reach(score, centre, min(low, centre), max(high, centre), fit.level)
+
+
+def _solve_crossing(fit: CurveFit, grid: Array, end: str, level: float) -> float:
+    """First place where an end of the band reaches `level`, on finer and finer grids around it."""
+    for _ in range(REFINEMENTS):
+        values = getattr(predict(fit, grid), end)
+        above = np.flatnonzero(values >= level)
+        if not len(above) or above[0] == 0:
+            break
+        grid = np.geomspace(grid[above[0] - 1], grid[above[0]], REFINED_POINTS)
+    return _crossing(grid, getattr(predict(fit, grid), end), level)
 
 
 def _crossing(grid: Array, values: Array, level: float) -> float:
@@ -253,11 +266,11 @@ def worth_going_on(fit: CurveFit, budget: float, start: float | None = None) -> 
     """Expected gain from `start` (None: the last point) up to a total compute of `budget`.
 
     Raises:
-        ValueError: the budget is not beyond the start.
+        FitRefused: the budget is not beyond the start.
     """
     start = float(fit.points.compute[-1]) if start is None else start
     if not budget > start > 0:
-        raise ValueError(f"budget={budget:g} must be more than the compute spent so far, {start:g}")
+        raise FitRefused("budget_spent", f"budget={budget:g} must be more than the compute spent so far, {start:g}")
     predicted = predict(fit, [start, budget])
     now, then = predicted.score
     rising = float(rise(np.log(start), np.log(fit.B), np.log(fit.C_mid)))

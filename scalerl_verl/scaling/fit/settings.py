@@ -40,11 +40,28 @@ def read_settings(names: Iterable[str], pattern: str) -> dict[str, dict[str, flo
             )
         found[name] = {}
         for key, text in match.groupdict().items():
+            _refuse_cut(name, match.span(key), key)
             try:
                 found[name][key] = read_number(text or "")
             except ValueError as error:
                 raise ValueError(f"{key} of the run {name!r}: {error}") from None
     return found
+
+
+def _refuse_cut(name: str, span: tuple[int, int], key: str) -> None:
+    """A part that begins or ends inside a number is another number: 1 of n16, 5 of 0.5b.
+
+    Raises:
+        ValueError: it does.
+    """
+    before, after = name[: max(span[0], 0)], name[max(span[1], 0) :]
+    part = name[slice(*span)]
+    begins, ends = re.match(r"[.\d]", part), re.search(r"[.\d]$", part)
+    if (begins and re.search(r"\d[.]?$", before)) or (ends and re.match(r"[.]?\d", after)):
+        raise ValueError(
+            f"--by finds {key}={part} inside a longer number of the run name {name!r}: take the whole of "
+            r"it, as (?P<n>\d+) or (?P<size>[\d.]+b) do"
+        )
 
 
 def read_number(text: str) -> float:

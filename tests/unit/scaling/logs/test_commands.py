@@ -103,7 +103,6 @@ def test_refusal_says_why_in_words_and_in_json(rows, verdict, tmp_path, capsys):
         (["fit", "RUN", "RUN"], "given twice"),
         (["fit", "RUN", "--level", "7"], "level"),
         (["compare", "RUN"], "two or more"),
-        (["predict", "RUN", "--budget", "1"], "budget"),
         (["plot", "RUN", "--out", "x.doc"], "must end in"),
         (["backtest", "RUN", "--shares", "2"], "shares"),
     ],
