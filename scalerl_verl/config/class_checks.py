@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from omegaconf import DictConfig
 
 from scalerl_verl import names
-from scalerl_verl.names import ADV_ESTIMATOR, ESTIMATOR, PROMPT_MEAN, select
-from scalerl_verl.names.asking import loss_agg_mode, loss_mode, uses_estimator
+from scalerl_verl.names import PROMPT_MEAN, select
+from scalerl_verl.names.asking import loss_agg_mode, loss_mode
 from scalerl_verl.names.rules import Rule, one_of, or_null
 
-_VERL, _OURS = "verl.workers.config", "scalerl_verl.loss.verl_config"
+OURS = "scalerl_verl.loss.verl_config"
+"""Module of our classes."""
+_VERL = "verl.workers.config"
 _STRATEGY = f"{names.ACTOR}.strategy"
 
 
 def _paths(name: str) -> tuple[str, ...]:
     """Where a class of verl's is imported from. A config that is checked again has our class already."""
-    return f"{_VERL}.{name}", f"{_VERL}.actor.{name}", f"{_OURS}.ScaleRL{name}"
+    return f"{_VERL}.{name}", f"{_VERL}.actor.{name}", f"{OURS}.ScaleRL{name}"
 
 
 def _actor_class(config: DictConfig) -> Iterator[str]:
@@ -31,7 +33,8 @@ def _actor_class(config: DictConfig) -> Iterator[str]:
 
 
 def _loss_class(config: DictConfig) -> Iterator[str]:
-    given, path = select(config, f"{names.LOSS_SECTION}._target_"), f"{names.LOSS_SECTION}._target_"
+    path = f"{names.LOSS_SECTION}._target_"
+    given = select(config, path)
     if loss_mode(config) in names.LOSSES and given is not None and given not in _paths("PolicyLossConfig"):
         yield (
             f"{path}={given} with {names.LOSS_MODE}={loss_mode(config)}: this loss has a class of its own for its "
@@ -41,12 +44,8 @@ def _loss_class(config: DictConfig) -> Iterator[str]:
 
 def _engine(config: DictConfig) -> Iterator[str]:
     """Row weights and declared metrics need our loss, which stands in front of verl's engines only."""
-    asked = {
-        names.LOSS_MODE: loss_mode(config) in names.LOSSES and loss_mode(config),
-        names.LOSS_AGG_MODE: loss_agg_mode(config) == PROMPT_MEAN and PROMPT_MEAN,
-        ADV_ESTIMATOR: uses_estimator(config) and ESTIMATOR,
-    }
-    used = [f"{path}={value}" for path, value in asked.items() if value]
+    paths = (names.LOSS_MODE, names.LOSS_AGG_MODE, names.ADV_ESTIMATOR)
+    used = [f"{path}={value}" for path in paths if (value := str(select(config, path))) in names.VALUES[path]]
     given = select(config, _STRATEGY)
     if used and given not in names.STRATEGIES:
         yield (

@@ -38,14 +38,17 @@ def expect_end(points: Sequence[ValidationPoint], total_steps: int) -> float | N
     return last.gpu_hours * max(total_steps / last.steps, 1.0) if last.steps > 0 else None
 
 
-def forecast_metrics(
-    points: Sequence[ValidationPoint], total_steps: int, fit: CurveFit | None = None
-) -> dict[str, float]:
+def forecast_metrics(points: Sequence[ValidationPoint], total_steps: int) -> dict[str, float]:
+    """`describe_forecast` of the curve through these validations."""
+    return describe_forecast(points, total_steps, fit_validations(points))
+
+
+def describe_forecast(points: Sequence[ValidationPoint], total_steps: int, fit: CurveFit | None) -> dict[str, float]:
     """Predict the score at the last step of a run from its validations so far.
 
     Args:
         points: in order; one at step 0 is an observation of R0. total_steps: planned length of the run.
-        fit: `fit_validations` of the points, if it was made already.
+        fit: `fit_validations` of the points.
 
     Returns:
         `num_points` and `identified` (0 or 1) always; A and its interval, and the score expected at the end of the run
@@ -53,7 +56,6 @@ def forecast_metrics(
     """
     num_trained = sum(point.totals.steps > 0 for point in points)
     metrics = {f"{PREFIX}num_points": float(num_trained), f"{PREFIX}identified": 0.0}
-    fit = fit or fit_validations(points)
     end_hours = expect_end(points, total_steps)
     if fit is None or end_hours is None:
         return metrics

@@ -22,7 +22,7 @@ from scalerl_verl.bookkeeping import bookkeeping
 from scalerl_verl.errors import PatchError, RewardError
 from scalerl_verl.json_lines import append_line, replace_file, split_lines
 from scalerl_verl.ledger.compute import ComputeLedger, Totals, ValidationPoint
-from scalerl_verl.ledger.forecast import fit_validations, forecast_metrics
+from scalerl_verl.ledger.forecast import describe_forecast, fit_validations
 from scalerl_verl.ledger.live import LIVE_FILE, write_live_page
 from scalerl_verl.ledger.step_log import StepLog
 from scalerl_verl.ledger.validation import measure_pass_rate
@@ -299,7 +299,7 @@ def end_validation(ledger: RunLedger, total_steps: int) -> dict[str, float]:
     fit = fit_validations(points)
     if not ledger.only_validates:
         write_live_page(ledger.live_path, _name_run(ledger.config), points, fit, total_steps)
-    return metrics | forecast_metrics(points, total_steps, fit)
+    return metrics | describe_forecast(points, total_steps, fit)
 
 
 def _name_run(config: DictConfig) -> str:

@@ -85,8 +85,8 @@ class Answer:
 
     @property
     def exit_code(self) -> int:
-        """The first that holds: a log is wrong, a run was refused, A is not identified in a fit, none of these."""
-        if any(refusal.code == UNREADABLE for refusal in self.refused):
+        """The first that holds: an argument or log is wrong, a run was refused, A is not identified, none of these."""
+        if self.error is not None or any(refusal.code == UNREADABLE for refusal in self.refused):
             return WRONG
         if self.refused:
             return REFUSED
@@ -107,18 +107,16 @@ class Answer:
         return plain
 
     def show(self, as_json: bool) -> None:
-        """Print the answer, then on standard error what was refused."""
+        """Print the answer, then on standard error what was refused, and the error that ended it."""
         if as_json:
             print(json.dumps(self.to_dict(), indent=2, allow_nan=False))
         elif self.parts:
             print("\n\n".join(self.parts))
-        self.show_refused()
-
-    def show_refused(self) -> None:
-        """Print what was refused on standard error."""
         sys.stdout.flush()
         for refusal in self.refused:
             print(refusal, file=sys.stderr)
+        if self.error is not None:
+            print(f"error: {self.error}", file=sys.stderr)
 
 
 def make_plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_verl.scaling import group_report, report, rival_report
-from scalerl_verl.scaling.answer import WRONG, Answer
+from scalerl_verl.scaling.answer import Answer
 from scalerl_verl.scaling.fit.backtest import SHARES, backtest, rank_forecasts
 from scalerl_verl.scaling.fit.bootstrap import Bootstrap, bootstrap
 from scalerl_verl.scaling.fit.compare import compare_all, leave_one_out
@@ -37,15 +37,12 @@ def run_command(options: argparse.Namespace) -> int:
         answer.refuse("", refusal)
     except ValueError as error:  # of an argument
         answer.error = str(error)
-        answer.show(options.json)
-        print(f"error: {error}", file=sys.stderr)
-        return WRONG
     answer.show(options.json)
     return answer.exit_code
 
 
 def _fit(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
-    fits, _ = _fit_and_tell(options, inputs, answer)
+    fits, _ = _fit_and_tell(options, inputs, answer, choose_groups(options, inputs.places))
     if options.bootstrap:
         need_profile(options, "--bootstrap refits by the default method")
         bootstraps = {name: _bootstrap(options, name, fit) for name, fit in fits.items()}
@@ -57,10 +54,9 @@ def _fit(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
 
 
 def _fit_and_tell(
-    options: argparse.Namespace, inputs: Inputs, answer: Answer
+    options: argparse.Namespace, inputs: Inputs, answer: Answer, named: dict[str, list[str]]
 ) -> tuple[dict[str, CurveFit], dict[str, GroupFit]]:
-    """Fits by run, and by group where the runs are grouped; a group lacks the runs that were refused."""
-    named = choose_groups(options, inputs.places)
+    """Fits by run, and by group (`choose_groups`) where there are any; a group lacks the runs that were refused."""
     of_run = {run: group for group, runs in named.items() for run in runs}
     fits = fit_all(options, inputs, answer)
     for name, fit in fits.items():
@@ -115,7 +111,8 @@ def _given_R0(fit: CurveFit) -> float | None:
 
 def _compare(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> None:
     need_profile(options, "compare refits with A fixed, by the default method")
-    fits, groups = _fit_and_tell(options, inputs, answer)
+    named = choose_groups(options, inputs.places)
+    fits, groups = _fit_and_tell(options, inputs, answer, named)
     recipes: dict[str, CurveFit] | dict[str, GroupFit] = groups or fits
     reference = options.reference or next(iter(recipes), "")
     answer.more = {"pairs": [], "leave_one_out": [], "reference": reference}
@@ -124,7 +121,7 @@ def _compare(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> Non
     pairs = compare_all(recipes, options.tie)
     answer.more["pairs"] = [pair.to_dict() for pair in pairs]
     answer.parts.append(report.describe_pairs(pairs, options.tie))
-    known = [refusal.run for refusal in answer.refused] + list(choose_groups(options, inputs.places))
+    known = [refusal.run for refusal in answer.refused] + list(named)
     if reference not in recipes and reference in known:  # nothing is left of it
         return
     rows = leave_one_out(recipes, reference, options.tie)

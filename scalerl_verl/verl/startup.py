@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from scalerl_verl.advantage.passing import read_pass_rule
 from scalerl_verl.config import checks as config_checks
 from scalerl_verl.config import machine_checks, preset_report
+from scalerl_verl.config.class_checks import OURS
 from scalerl_verl.config.cluster import has_own_ray
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
@@ -24,7 +25,6 @@ from scalerl_verl.upstream.source_check import check_sources
 from scalerl_verl.verl.doors import point_at_ours, restore_manager, restore_mode
 from scalerl_verl.verl.patches import SYMBOLS
 
-_OUR_CONFIGS = "scalerl_verl.loss.verl_config"
 _CRITIC_MODE = "critic.loss_agg_mode"
 
 
@@ -99,7 +99,7 @@ def _select_policy_loss_config(config: DictConfig) -> None:
     if loss_mode(config) not in VALUES[LOSS_MODE]:
         return
     with open_dict(config):
-        OmegaConf.update(config, f"{LOSS_SECTION}._target_", f"{_OUR_CONFIGS}.ScaleRLPolicyLossConfig", force_add=True)
+        OmegaConf.update(config, f"{LOSS_SECTION}._target_", f"{OURS}.ScaleRLPolicyLossConfig", force_add=True)
 
 
 def _select_actor_config(config: DictConfig) -> None:
@@ -109,7 +109,7 @@ def _select_actor_config(config: DictConfig) -> None:
     # A config that is checked again has our class already.
     actor = str(select(config, ACTOR_CLASS)).rpartition(".")[2].removeprefix("ScaleRL")
     with open_dict(config):
-        OmegaConf.update(config, ACTOR_CLASS, f"{_OUR_CONFIGS}.ScaleRL{actor}")
+        OmegaConf.update(config, ACTOR_CLASS, f"{OURS}.ScaleRL{actor}")
         if select(config, _CRITIC_MODE) == PROMPT_MEAN:
             # Values carry no prompt weight.
             OmegaConf.update(config, _CRITIC_MODE, "token-mean")

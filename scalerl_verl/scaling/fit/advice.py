@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from scalerl_verl.scaling.fit.groups import RUN_SPREAD, RUN_SPREAD_DOF
+from scalerl_verl.scaling.fit.groups import RUN_SPREAD, pool
 from scalerl_verl.scaling.fit.prediction import predict
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 from scalerl_verl.scaling.fit.settings import Settings, describe
@@ -26,9 +26,6 @@ BEYOND = 2.0
 """How far past its last point an identified curve is trusted, a factor of compute."""
 PLACES = 5
 """Budgets at which the best setting is looked for, between the smallest and the largest that runs support."""
-
-LEFT_ITS_CURVE = ("not_monotone", "late_rise")
-"""Verdicts on runs whose curve is not their scores, inside their own window, too."""
 
 Key = tuple[tuple[str, float], ...]
 
@@ -107,8 +104,8 @@ def advise(fits: Mapping[str, CurveFit], settings: Mapping[str, Settings], budge
     candidates = []
     for key in ordered:
         score, variance, dof = means[key]
-        half = float(student.ppf(0.5 + level / 2, dof)) * math.sqrt(variance)
         best_score, best_variance, best_dof = means[ordered[0]]
+        half = float(student.ppf(0.5 + level / 2, dof)) * math.sqrt(variance)
         apart = float(student.ppf(0.5 + level / 2, dof + best_dof)) * math.sqrt(variance + best_variance)
         interval = (max(score - half, 0.0), min(score + half, 1.0))
         candidates.append(Candidate(dict(key), score, interval, tuple(groups[key]), best_score - score <= apart))
@@ -138,7 +135,7 @@ def _key(settings: Settings) -> Key:
 def _silent(fit: CurveFit, budget: float) -> str | None:
     """Why a run says nothing about a budget; None if it does."""
     first, last = float(fit.points.trained.compute[0]), float(fit.points.compute[-1])
-    if fit.verdict in LEFT_ITS_CURVE:
+    if fit.leaves_its_curve:
         return f"its points leave its curve ({fit.verdict})"
     if budget < first:
         return f"its first point is at {first:.4g}"
@@ -155,8 +152,7 @@ def _mean(fits: Mapping[str, CurveFit], names: Sequence[str], budget: float) -> 
     scores = np.array([float(prediction.score[0]) for prediction in predictions])
     z = float(norm.ppf(0.5 + predictions[0].level / 2))
     own = float(np.mean([((float(p.high[0]) - float(p.low[0])) / 2 / z) ** 2 for p in predictions]))
-    squares, dof = float(np.sum((scores - scores.mean()) ** 2)), len(scores) - 1 + RUN_SPREAD_DOF
-    variance = (RUN_SPREAD_DOF * (RUN_SPREAD**2 + own) + squares) / dof
+    variance, dof = pool([scores.tolist()], own, RUN_SPREAD)
     return float(scores.mean()), variance / len(scores), dof
 
 

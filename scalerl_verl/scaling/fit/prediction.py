@@ -234,20 +234,25 @@ def compute_to_reach(fit: CurveFit, score: float) -> Reach:
     centre = invert(score, fit.A, fit.B, fit.C_mid, fit.R0)
     first, last = fit.points.trained.compute[0], fit.points.compute[-1]
     grid = np.geomspace(first / 10, last * 1000, 90)
-    low, high = (_solve_crossing(fit, grid, end, score) for end in ("high", "low"))
+    predicted = predict(fit, grid)
+    low, high = (_solve_crossing(fit, predicted, end, score) for end in ("high", "low"))
     # The estimate is on its own band; what is left of the grid must not say otherwise.
     return Reach(score, centre, min(low, centre), max(high, centre), fit.level)
 
 
-def _solve_crossing(fit: CurveFit, grid: Array, end: str, level: float) -> float:
-    """First place where an end of the band reaches `level`, on finer and finer grids around it."""
+def _solve_crossing(fit: CurveFit, predicted: Prediction, end: str, level: float) -> float:
+    """First place where an end of the band reaches `level`: that of the grid, then of finer ones around it."""
+    found = _crossing(predicted.compute, getattr(predicted, end), level)
+    if not 0 < found < float("inf"):
+        return found
     for _ in range(REFINEMENTS):
-        values = getattr(predict(fit, grid), end)
-        above = np.flatnonzero(values >= level)
-        if not len(above) or above[0] == 0:
-            break
-        grid = np.geomspace(grid[above[0] - 1], grid[above[0]], REFINED_POINTS)
-    return _crossing(grid, getattr(predict(fit, grid), end), level)
+        above = np.flatnonzero(getattr(predicted, end) >= level)
+        # An end of the band is good to a part of its width: a finer grid may see the crossing on its edge.
+        place = int(np.clip(above[0] if len(above) else len(predicted.compute) - 1, 1, len(predicted.compute) - 1))
+        low, high = predicted.compute[place - 1], predicted.compute[place]
+        predicted = predict(fit, np.geomspace(low, high, REFINED_POINTS))
+    found = _crossing(predicted.compute, getattr(predicted, end), level)
+    return float(np.clip(found, predicted.compute[0], predicted.compute[-1]))
 
 
 def _crossing(grid: Array, values: Array, level: float) -> float:

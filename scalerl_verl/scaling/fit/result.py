@@ -15,6 +15,8 @@ from scalerl_verl.scaling.fit.paper_grid import GridFit
 from scalerl_verl.scaling.fit.points import Points
 
 IDENTIFIED = "identified"
+LEFT_ITS_CURVE = ("not_monotone", "late_rise")
+"""Troubles after which the curve is not the run's scores: beyond its window, and at the end of it."""
 PARAMETERS = ("A", "B", "C_mid", "R0")
 _SHOWN = (
     *(*PARAMETERS, *(f"{name}_interval" for name in PARAMETERS)),
@@ -76,6 +78,11 @@ class CurveFit:
     def identified(self) -> bool:
         """Whether the data pin A down."""
         return not self.troubles
+
+    @property
+    def leaves_its_curve(self) -> bool:
+        """Whether the score falls, or rises beyond the curve, at the end."""
+        return any(trouble.code in LEFT_ITS_CURVE for trouble in self.troubles)
 
     @property
     def rmse(self) -> float:

@@ -54,8 +54,7 @@ def _refuse_cut(name: str, span: tuple[int, int], key: str) -> None:
     Raises:
         ValueError: it does.
     """
-    before, after = name[: max(span[0], 0)], name[max(span[1], 0) :]
-    part = name[slice(*span)]
+    before, part, after = name[: span[0]], name[slice(*span)], name[span[1] :]
     begins, ends = re.match(r"[.\d]", part), re.search(r"[.\d]$", part)
     if (begins and re.search(r"\d[.]?$", before)) or (ends and re.match(r"[.]?\d", after)):
         raise ValueError(

@@ -22,7 +22,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from scalerl_verl.scaling.fit.curve import Array
-from scalerl_verl.scaling.fit.groups import RUN_SPREAD, RUN_SPREAD_DOF
+from scalerl_verl.scaling.fit.groups import RUN_SPREAD, RUN_SPREAD_DOF, own_variance
 from scalerl_verl.scaling.fit.points import FitRefused
 from scalerl_verl.scaling.fit.result import CurveFit, Interval
 
@@ -132,8 +132,8 @@ def fit_size_law(fits: dict[str, CurveFit], sizes: dict[str, float]) -> SizeLaw:
     z = float(norm.ppf(0.5 + level / 2))
     x_S = np.log([sizes[name] for name in used])
     A_S = np.array([fit.A for fit in used.values()])
-    width_S = np.array([fit.A_interval[1] - fit.A_interval[0] for fit in used.values()]) / (2 * z)
-    error_variance_S = (width_S**2 + RUN_SPREAD**2) / (1 - A_S) ** 2
+    own_S = np.array([own_variance([fit]) for fit in used.values()])
+    error_variance_S = (own_S + RUN_SPREAD**2) / (1 - A_S) ** 2
     C_mid_S = np.array([fit.C_mid for fit in used.values()])
     ends_S2 = np.log([fit.C_mid_interval for fit in used.values()])
     half_variance_S = ((ends_S2[:, 1] - ends_S2[:, 0]) / (2 * z)) ** 2

@@ -21,8 +21,6 @@ MARKERS = (
     ("X", "x"),
 )
 """matplotlib's and plotly's names."""
-NOT_EXTRAPOLATED = ("not_monotone", "late_rise")
-"""After these verdicts the curve is not the run's beyond its window."""
 WORDS = {
     "identified": "",
     "too_few_points": "too few points",
@@ -56,7 +54,7 @@ def look_of(place: int) -> Look:
 
 def may_extrapolate(fit: CurveFit) -> bool:
     """Whether the curve says anything beyond the run's window."""
-    return not any(trouble.code in NOT_EXTRAPOLATED for trouble in fit.troubles)
+    return not fit.leaves_its_curve
 
 
 def describe_ceiling(fit: CurveFit) -> str:
