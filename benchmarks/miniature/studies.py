@@ -5,6 +5,7 @@
     python -m benchmarks.miniature.bench --record out/rate
 
 One process a run, in an order in which a study that is cut off is still balanced; runs that are there are left out.
+Several can share a device (--jobs): a network this small keeps it busy for a part of the time only.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-RATES = (5e-4, 2.5e-4, 1e-3, 1.25e-4)
-"""The rate of the recorded runs first."""
+RATES = (2e-4, 4e-4, 1e-4, 8e-4)
+"""Of 3M parameters; that of the other recorded runs first, which the other studies have."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,13 @@ def _rate() -> Iterator[tuple[str, tuple[str, ...]]]:
 def _head() -> Iterator[tuple[str, tuple[str, ...]]]:
     for offset, recipe in itertools.product((None, 128, 64, 0), ("scalerl", "no_loss", "gspo")):
         rounding = () if offset is None else ("--head-offset", str(offset))
-        yield f"{recipe}.head{offset}", ("--recipe", recipe, *rounding, "--updates", "128")
+        yield f"{recipe}.head{offset}", ("--recipe", recipe, "--lr", f"{RATES[0]:g}", *rounding, "--updates", "128")
 
 
 def _staleness() -> Iterator[tuple[str, tuple[str, ...]]]:
     for k, recipe in itertools.product((8, 64, 32), ("scalerl", "no_loss", "eps_max_1")):
-        arguments = ("--recipe", recipe, "--k", str(k), "--updates", "128", "--validate-every", str(max(16, k)))
-        yield f"{recipe}.k{k}", arguments
+        apart = ("--updates", "128", "--validate-every", str(max(16, k)))
+        yield f"{recipe}.k{k}", ("--recipe", recipe, "--lr", f"{RATES[0]:g}", "--k", str(k), *apart)
 
 
 STUDIES = {
@@ -75,22 +77,33 @@ def command(study: str, name: str, out: Path, more: list[str]) -> list[str]:
     return [sys.executable, "-m", "benchmarks.miniature.bench", *arguments, *given, *more]
 
 
+def run_study(study: str, out: Path, more: list[str], seconds: float, jobs: int) -> int:
+    """Run what is not there yet; the first exit code that is not 0, after which no run begins."""
+    began, codes = time.monotonic(), [0]
+
+    def take(name: str) -> None:
+        if (out / f"{name}.facts.json").exists():
+            print(f"{name}: there already", flush=True)
+        elif time.monotonic() - began > seconds:
+            print(f"{name}: no time left", flush=True)
+        elif not any(codes):
+            codes.append(subprocess.run(command(study, name, out, more), check=False).returncode)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(take, STUDIES[study].runs))
+    return next(filter(None, codes), 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1e9, help="no run begins after as many")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
     known, more = parser.parse_known_args()
-    study, began = STUDIES[known.study], time.monotonic()
+    study = STUDIES[known.study]
     print(f"{study.question}\nExpected: {study.expected}", flush=True)
-    for name in study.runs:
-        if (known.out / f"{name}.facts.json").exists():
-            print(f"{name}: there already")
-        elif time.monotonic() - began > known.seconds:
-            print(f"{name}: no time left")
-        elif code := subprocess.run(command(known.study, name, known.out, more), check=False).returncode:
-            return code
-    return 0
+    return run_study(known.study, known.out, more, known.seconds, known.jobs)
 
 
 if __name__ == "__main__":

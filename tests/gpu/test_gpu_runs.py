@@ -29,6 +29,8 @@ GPU = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.rollout.enforce_eager=True",
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
+    # without a size vLLM looks for one, and refuses to start if memory of others becomes free meanwhile
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=1000000000",
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "actor_rollout_ref.rollout.calculate_log_probs=True",
     "trainer.total_training_steps=2",

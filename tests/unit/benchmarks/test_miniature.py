@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -443,3 +444,21 @@ def test_every_run_of_a_study_is_accepted_and_has_files_of_its_own(
         assert bench.main() == 0
     assert list(started) == list(studies.STUDIES[study].runs)
     assert {given["study"] for given in started.values()} == {study}
+
+
+def test_a_study_leaves_out_what_is_there_and_ends_with_what_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *_ = studies.STUDIES["head"].runs
+    (tmp_path / f"{first}.facts.json").touch()
+    begun: list[str] = []
+
+    def fail(line: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        begun.append(line[line.index("--recipe") + 1] + line[line.index("--suffix") + 1])
+        return subprocess.CompletedProcess(line, 7)
+
+    monkeypatch.setattr(studies.subprocess, "run", fail)
+    assert studies.run_study("head", tmp_path, [], seconds=60, jobs=1) == 7
+    assert begun == [second]
+    assert studies.run_study("head", tmp_path, [], seconds=-1, jobs=2) == 0
+    assert begun == [second]
