@@ -4,11 +4,15 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: bash tests/run.sh [--setup-only] [pytest arguments]
+usage: bash tests/run.sh [--setup-only | --lint | --docs] [pytest arguments]
 
 Installs what the tests need into .venv, then runs lint, types and every test that needs no GPU (about 35 minutes on
 two cores): first those that start no run, two at a time, then the runs. Arguments go to pytest, and then the rest is left
 out: bash tests/run.sh tests/unit -x
+
+  --setup-only  install, and stop
+  --lint        lint and types alone (a minute after the installation)
+  --docs        the site, into site/, and the tests of the pages
 
 PYTHON, TORCH_INDEX_URL and SCALERL_INSTALLER do what bash recipes/quickstart/run.sh --help says.
 
@@ -25,13 +29,29 @@ check_platform "$repo" tests/run.sh
 ensure_env "$repo" "$repo"/{tests,docs/mkdocs,recipes/smollm2-reasoning}/requirements.txt
 [ "${1:-}" = --setup-only ] && exit 0
 export PATH=$SCALERL_VENV/bin:$PATH
+
+lint() {
+  # One command a line: `set -e` does not end the script where one in the middle of `a && b && c` fails.
+  echo "== lint"
+  ruff check .
+  ruff format --check .
+  # No file is opened in the encoding of the locale.
+  ruff check --preview --select PLW1514 scalerl_verl recipes benchmarks
+  echo "== types"
+  mypy
+}
+
+case ${1:-} in
+  --lint) lint; exit 0 ;;
+  --docs)
+    mkdocs build --strict --config-file docs/mkdocs/mkdocs.yml
+    exec python -m pytest tests/unit/docs tests/unit/test_readme.py
+    ;;
+esac
 if [ $# -gt 0 ]; then
   exec python -m pytest "$@"
 fi
-echo "== lint" && ruff check . && ruff format --check .
-# No file is opened in the encoding of the locale.
-ruff check --preview --select PLW1514 scalerl_verl recipes benchmarks
-echo "== types" && mypy
+lint
 code=0
 echo "== tests" && python -m pytest -n 2 --dist loadfile -m "not gpu and not e2e" --ignore=tests/e2e || code=$?
 echo "== runs" && python -m pytest -m "e2e and not gpu" tests/e2e tests/faults || code=$?

@@ -59,10 +59,12 @@ def versions_of(package: str) -> set[str]:
     return {entry.version for policy in POLICIES.values() for entry in policy.tested if entry.package == package}
 
 
-def test_extras_ask_for_the_tested_verl() -> None:
+@pytest.mark.parametrize("extra", ["cpu", "gpu"])
+def test_extras_ask_for_the_tested_verl(extra: str) -> None:
     parser = configparser.ConfigParser()
     parser.read(REPO / "setup.cfg", encoding="utf-8")
-    wanted = [Requirement(line) for line in parser["options.extras_require"]["cpu"].split("\n") if line]
+    lines = parser["options.extras_require"][extra].split("\n")
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     (verl,) = [requirement for requirement in wanted if requirement.name == "verl"]
     assert [str(clause) for clause in verl.specifier] == [f"=={version}" for version in versions_of("verl")]
 
