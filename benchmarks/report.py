@@ -28,7 +28,7 @@ from benchmarks.pipeline import tables as pipeline
 from benchmarks.planning.updates import updates_table
 from benchmarks.quickstart.table import quickstart_table
 from benchmarks.reasoning import table as reasoning
-from benchmarks.reference import baselines, commands, keys, patches, works_with
+from benchmarks.reference import baselines, commands, keys, launches, patches, works_with
 from benchmarks.rows import REPO
 from benchmarks.step.table import short_table, step_table
 
@@ -58,6 +58,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "commands": keys.commands_table,
         "errors": keys.errors_table,
     },
+    "docs/works-with.md": {"launches": launches.launches_table},
     "docs/commands.md": {"commands": commands.command_table},
     "docs/upstream-a-patch.md": {"patches": patches.patch_table},
     "patches/README.md": {"patches": patches.patch_table},

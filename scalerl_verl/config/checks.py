@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl import engine_context, names
 from scalerl_verl.advantage import shaping_step, verl_optimizer_steps
@@ -102,6 +103,18 @@ def _of_another_estimator(config: DictConfig) -> Iterator[str]:
             f"{_SHAPING}.{name} leaves responses out of training, which {ADV_ESTIMATOR}={estimator} would keep in its "
             f"group means and denominators: set {ADV_ESTIMATOR}={ESTIMATOR}"
         )
+    if own:
+        yield from _with_our_estimator(config)
+
+
+def _with_our_estimator(config: DictConfig) -> Iterator[str]:
+    """What stands in the way of the estimator that a section of ours asks for: else a user would hear of it later."""
+    taken = copy.deepcopy(config)
+    with open_dict(taken):
+        OmegaConf.update(taken, ADV_ESTIMATOR, ESTIMATOR)
+    # A key that is refused now is refused once, whatever else would be said of it.
+    said = {text.partition(" ")[0] for text in broken(_OF_ESTIMATOR, config)}
+    yield from (text for text in broken(_OF_ESTIMATOR, taken) if text.partition(" ")[0] not in said)
 
 
 def _drops_prompts(config: DictConfig) -> bool:
@@ -260,15 +273,19 @@ def _cpu(config: DictConfig) -> Iterator[str]:
         )
 
 
-RULES: tuple[Rule, ...] = (
-    _names,
-    then(_algorithm_section, _of_another_estimator),
+_OF_ESTIMATOR: tuple[Rule, ...] = (
     under(uses_estimator, _estimator),
     _terms_without_weights,
     under(lambda config: select(config, "critic.enable"), _critic),
+    _row_weights,
+)
+"""Rules that judge a run of our estimator otherwise than one of verl's."""
+RULES: tuple[Rule, ...] = (
+    _names,
+    then(_algorithm_section, _of_another_estimator),
+    *_OF_ESTIMATOR,
     _poll_interval,
     *ratio_checks.RULES,
-    _row_weights,
     *class_checks.RULES,
     _fixed_width,
     verl_optimizer_steps.find_problems,

@@ -21,6 +21,7 @@ VERL_BACKENDS = ("torch", "triton", "liger")
 _SAME_DTYPE = ("float32", "float", "fp32")
 """What somebody may write for it; vLLM takes some of these, here one spelling is enough."""
 
+_LEAVE_OUT = f"leave the FP32 head out ({names.FUSED_KERNELS}=False {BACKEND}=torch ~{names.HF_OVERRIDES})"
 _FSDP = ("fsdp", "fsdp2")
 _COMMON_FACTOR = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", names.PROMPT_MEAN)
 """Aggregation modes that multiply every token's loss by one number (prompt weights stand in the advantages)."""
@@ -94,33 +95,33 @@ def _engines(config: DictConfig) -> Iterator[str]:
     for key in OmegaConf.select(config, f"{MODEL}.fused_kernel_options"):
         if key != "impl_backend":
             yield f"{MODEL}.fused_kernel_options.{key} does not exist: the key is impl_backend"
-    for role in ("actor", "ref"):
-        strategy = select(config, f"actor_rollout_ref.{role}.strategy", "fsdp")
-        if strategy not in _FSDP:
-            why = _WHY_NOT.get(strategy, "it is not known to read impl_backend")
-            yield (
-                f"{BACKEND}={trainer_backend(config)} with actor_rollout_ref.{role}.strategy={strategy}: {why}, so "
-                "that the FP32 head would silently have no effect; set strategy=fsdp2 (or fsdp), or leave the FP32 "
-                "head out on both sides"
-            )
+    keys = [f"actor_rollout_ref.{role}.strategy" for role in ("actor", "ref")]
+    given = {key: select(config, key, "fsdp") for key in keys}
+    for strategy in sorted(set(given.values()) - set(_FSDP)):
+        why = _WHY_NOT.get(strategy, "it is not known to read impl_backend")
+        where = " and ".join(f"{key}={strategy}" for key in keys if given[key] == strategy)
+        yield (
+            f"{BACKEND}={trainer_backend(config)} with {where}: {why}, so that the FP32 head would silently have no "
+            f"effect; set strategy=fsdp2 (or fsdp), or {_LEAVE_OUT}"
+        )
     rollout = select(config, f"{ROLLOUT}.name", "vllm")
     if rollout != "vllm":
-        yield f"{ROLLOUT}.name={rollout} has no FP32 head: set it to vllm, or leave the FP32 head out"
+        yield f"{ROLLOUT}.name={rollout} has no FP32 head: set it to vllm, or {_LEAVE_OUT}"
     path = f"{ROLLOUT}.disaggregation.enabled"
     if select(config, path, False):
         yield (
             f"{path}=True: verl starts servers of its own for it, which do not say whether their heads are FP32; set "
-            f"{path}=False, or leave the FP32 head out"
+            f"{path}=False, or {_LEAVE_OUT}"
         )
     for path, why in _QUANTISED.items():
-        if given := select(config, path):
-            yield f"{path}={given}: {why}; set it to null, or leave the FP32 head out"
+        if value := select(config, path):
+            yield f"{path}={value}: {why}; set it to null, or {_LEAVE_OUT}"
     path = f"{ROLLOUT}.full_determinism"
     if select(config, path, False):
         yield (
             f"{path}=True puts vLLM's batch-invariant kernels in place of its matrix products, for which "
             f"{HEAD_DTYPE}={GENERATOR_DTYPE} is not made, and gives all responses to a prompt one seed; set "
-            f"{path}=False, or leave the FP32 head out"
+            f"{path}=False, or {_LEAVE_OUT}"
         )
 
 

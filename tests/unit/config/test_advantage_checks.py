@@ -46,7 +46,7 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "section that another estimator does not read": (
         "advantage",
-        {"algorithm.adv_estimator": "grpo"},
+        {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 4},
         ["algorithm.scalerl is read by the estimator scalerl only", "algorithm.adv_estimator=grpo"],
     ),
     "keys that another estimator does not read": (
