@@ -112,10 +112,15 @@ def _process_group(config: DictConfig) -> Iterator[str]:
 
 
 def _adapters(config: DictConfig) -> Iterator[str]:
-    if number(config, f"{MODEL}.lora_rank") > 0 or number(config, f"{MODEL}.lora.rank") > 0:
+    if select(config, f"{MODEL}.lora.merge", False) is True:
+        return
+    ranks = ("lora_rank", "lora.rank")
+    given = [f"{MODEL}.{key}" for key in ranks if number(config, f"{MODEL}.{key}") > 0]
+    given += [f"{MODEL}.lora_adapter_path"] if select(config, f"{MODEL}.lora_adapter_path") is not None else []
+    if given:
         yield (
-            f"{MODEL}.lora_rank: adapters are swapped by removing and adding them, which aborts or mixes up requests "
-            "that are kept; train the whole model, or use another trainer mode"
+            f"{', '.join(given)}: {_NO_ADAPTERS}; set {MODEL}.lora.merge=True, which sends the weights "
+            "with the adapters merged into them, or train the whole model"
         )
 
 
@@ -137,7 +142,7 @@ def _equal_parts(config: DictConfig) -> Iterator[str]:
     yield from Row(f"{ACTOR}.ppo_epochs", (1,), text, default=1)(config)
 
 
-_NO_ADAPTERS = "adapters cannot be swapped under running requests"
+_NO_ADAPTERS = "adapters apart from the weights cannot be swapped under running requests"
 _NO_DRAFT = "a draft model is not updated together with the model"
 _NO_STORE = "an external KV store does not know weight versions"
 _NOT_QUANTISED = "weights are quantised again on loading, which no test covers"
@@ -174,7 +179,6 @@ _OF_PIPELINE = (
     _process_group,
     _adapters,
     _only(f"{ROLLOUT}.name", "vllm", "keeping requests over an update is vLLM's"),
-    _only(f"{MODEL}.lora_adapter_path", None, _NO_ADAPTERS),
     _only(f"{ROLLOUT}.disaggregation.enabled", False, "a prefill engine would change weights apart from its decoder"),
     _only(f"{MODEL}.mtp.enable_rollout", False, _NO_DRAFT),
     _only(f"{VLLM}.speculative_config", None, _NO_DRAFT),

@@ -291,6 +291,22 @@ VERL_SPECS = (
         sources=("85dba5e1f2fcce35a4553df6ecf9282ec7d4c1cdcb001c82fa771b1ca25871e2",),
     ),
     _call(
+        "weights.merged",
+        "verl.workers.engine.fsdp.transformer_impl",
+        "FSDPEngine._merged_lora_per_tensor_param",
+        "Merged adapters are handed out as it does, in the generator's dtype in the place of bf16.",
+        _VERL_PIPELINE,
+        sources=("a23011a4fb04030c88db94d77840930bae286bdff1cb277e292bd2c0e8184ff3",),
+    ),
+    _call(
+        "weights.merging",
+        "verl.utils.fsdp_utils",
+        "merged_lora_context",
+        "Adapters are merged into the weights of a sharded model, and taken out again.",
+        _VERL_PIPELINE,
+        call="merged_lora_context(module, backup_adapters=True)",
+    ),
+    _call(
         "weights.group",
         _CHECKPOINT,
         "CheckpointEngineManager.build_process_group",

@@ -11,10 +11,12 @@ import os
 import re
 import signal
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from scalerl_verl.ledger.verl import STATE_FILE
 from tests.e2e.compute_checks import check_ledger, read_states
@@ -252,17 +254,19 @@ def test_compute_of_a_killed_run_is_neither_lost_nor_counted_twice(
     assert last["scalerl/compute/wasted_tokens"] == max(0, wasted)
 
 
-@pytest.mark.fault("dynamic sampling: groups without a signal train, or what replaces them breaks the bound")
-@pytest.mark.fault("dynamic sampling: the curriculum never learns of prompts that always pass")
-def test_dynamic_sampling_fills_every_batch_and_the_curriculum_learns_of_the_rest(
-    run_verl: RunVerl, tiny_assets: Path
-) -> None:
-    """Two steps of the recipe. The first 16 prompts, ten of them without a signal, start under version 0, and with
-    k = 1 none of them may be left after the second step."""
+@pytest.fixture(scope="module")
+def short(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
+    """Two steps of the recipe with what many runs have besides: dynamic sampling, and adapters that are trained alone.
+
+    The first 16 prompts, ten of them without a signal, start under version 0, and with k = 1 none of them may be left
+    after the second step.
+    """
     run = run_verl(
         "dynamic",
         f"data.train_files={tiny_assets}/kinds.parquet",
         "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.model.lora.merge=True",
         "algorithm.filter_groups.enable=True",
         "algorithm.filter_groups.max_num_gen_batches=4",
         "trainer.v1.pipeline_rl.max_staleness=1",
@@ -270,6 +274,26 @@ def test_dynamic_sampling_fills_every_batch_and_the_curriculum_learns_of_the_res
         presets=RECIPE,
     )
     assert run.code == 0, run.tail()
+    return run
+
+
+@pytest.mark.fault("a generator trains with adapters that it never gets")
+def test_adapters_reach_the_engine_inside_the_weights(short: VerlRun, tiny_assets: Path) -> None:
+    """What a fresh load of the merged model would hold, after each of two updates; it is the model that trains."""
+    weights = short.folder / "weights"
+    assert compare_updates(weights) == 3
+    sent = [torch.load(weights / f"sent-{number}.pt") for number in range(3)]
+    for before, after in pairwise(sent):
+        changed = {name for name in after if not torch.equal(before[name], after[name])}
+        assert changed and all(name.endswith("_proj.weight") for name in changed), "of the model, adapters alone train"
+    names = dict(AutoModelForCausalLM.from_pretrained(tiny_assets / "model").named_parameters())
+    assert set(sent[2]) == set(names)
+
+
+@pytest.mark.fault("dynamic sampling: groups without a signal train, or what replaces them breaks the bound")
+@pytest.mark.fault("dynamic sampling: the curriculum never learns of prompts that always pass")
+def test_dynamic_sampling_fills_every_batch_and_the_curriculum_learns_of_the_rest(short: VerlRun) -> None:
+    run = short
     responses = read_responses(run.folder / "weights")
     steps = {step: {response.group for response in responses if response.step == step} for step in (1, 2)}
     assert len(steps[1]) == len(steps[2]) == NUM_PROMPTS and not steps[1] & steps[2]

@@ -18,7 +18,7 @@ from scalerl_verl.planning.generator import generator_memory
 from scalerl_verl.planning.layout import GIB, read_layout
 from scalerl_verl.shapes import ModelShape, find_shape
 from tests.faults import weight_updates
-from tests.faults.weight_updates import DTYPES, ENGINES, MODELS
+from tests.faults.weight_updates import ADAPTED, DTYPES, ENGINES, MODELS
 from tests.unit.composed import compose_config
 from tests.unit.head.test_head_engines import save_models
 from tests.unit.verl.ranks import run_ranks
@@ -97,6 +97,27 @@ def test_nothing_else_is_left_out(updates: dict[str, Any], model: str) -> None:
     sent, by_verl = updates[f"{model}|bfloat16|TP 1"]["names"], updates[f"{model}|verl"]["names"]
     left_out = {weight_updates.HEAD} if model == "qwen3-tied" else set()
     assert sent == [name for name in by_verl if name not in left_out]
+
+
+@pytest.mark.parametrize("model", ADAPTED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adapters_are_sent_merged_and_stay_apart_in_the_trainer(
+    updates: dict[str, Any], model: str, dtype: str
+) -> None:
+    """As a fresh load of the merged model in the generator's dtype: verl's own stream is in bf16, whatever that is."""
+    found = updates[f"adapters|{model}|{dtype}"]
+    assert found["changed in the trainer"] == []
+    assert len(found["updates"]) == 2
+    for update in found["updates"]:
+        assert update["names"] == updates[f"{model}|{dtype}|TP 1"]["names"], "as of the model without adapters"
+        assert update["gathered"] == update["dtypes"] == [dtype]
+        # Every projection of two layers. bf16 rounds by 2^-8 at most, FP32 by 2^-24 a sum.
+        assert len(update["merged"]) == 2 * 7
+        assert update["worst"] < (2**-8 if dtype == "bfloat16" else 1e-6)
+
+
+def test_adapter_that_verl_does_not_merge_is_named(updates: dict[str, Any]) -> None:
+    assert "model.embed_tokens, which would leave the generators without them" in updates["adapter left out"]
 
 
 def test_buffers_keep_their_dtype_and_every_digit(updates: dict[str, Any]) -> None:

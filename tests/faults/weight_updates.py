@@ -26,12 +26,15 @@ from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor
 
 from scalerl_verl.cpu.gloo_checkpoint import GlooCheckpointEngine
+from scalerl_verl.errors import WeightSyncError
 from scalerl_verl.pipeline import pieces
 from scalerl_verl.pipeline.sending import SendingWorker, stream_weights
 from scalerl_verl.pipeline.weights import StagingWorker
 from tests.unit.head.head_engines import Case, make_engine
 
 MODELS = ("qwen3", "qwen3-tied", "qwen3-moe")
+ADAPTED = ("qwen3", "qwen3-tied")
+"""Models that also train adapters, which are sent merged."""
 DTYPES = ("bfloat16", "float32")
 ENGINES = {"TP 1": (1, "device"), "TP 2": (2, "device"), "TP 2, host": (2, "host")}
 """Ranks of the engine, and where it stages; without a GPU all of it is host memory."""
@@ -136,6 +139,64 @@ def with_buffers(engine: Any) -> None:
     engine.module.model.register_buffer("used", torch.tensor([True, False]))
 
 
+def read_state(engine: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.full_tensor().clone() for name, weight in engine.module.state_dict().items()}
+
+
+def merged_by_hand(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a fresh load would hold: W + B A alpha / r of each adapter, 8 / 4 here."""
+    merged = {}
+    for name, weight in state.items():
+        if "lora_" in name:
+            continue
+        adapter = name.replace("base_layer.weight", "lora_{}.default.weight")
+        if adapter != name:
+            weight = weight + 2 * state[adapter.format("B")] @ state[adapter.format("A")]
+        merged[name.removeprefix("base_model.model.").replace(".base_layer", "")] = weight
+    return merged
+
+
+def run_adapted(folder: Path, model: str, dtype: str, rank: int, world: int) -> dict[str, Any]:
+    """Two updates of a model with adapters, which change before each; then one that ends after its first weight.
+
+    Differences are relative to the largest number of a weight: the trainer sums a product in another order.
+    """
+    engine = make_engine(folder, Case(model=model, param_dtype="bf16", world=world, lora=True), lora={"merge": True})
+    updates: list[dict[str, Any]] = []
+    state = read_state(engine)
+    for _ in range(2):
+        with torch.no_grad():
+            for name, parameter in engine.module.named_parameters():
+                if "lora_B" in name:  # 0 at first
+                    parameter.add_(0.1)
+        state = read_state(engine)
+        wanted = merged_by_hand(state)
+        base = merged_by_hand({name: 0 * weight if "lora_B" in name else weight for name, weight in state.items()})
+        result = run_update(engine, dtype, 1, "device", rank)
+        for layout in result.pop("layouts", []):
+            differences = {k: float((v.float() - wanted[k]).abs().max() / wanted[k].abs().max()) for k, v in layout}
+            result["worst"] = max(differences.values())
+            result["merged"] = [name for name, weight in layout if not torch.equal(wanted[name], base[name])]
+            result["missing"] = sorted(set(wanted) - set(differences))
+        updates.append(result)
+    sending = stream_weights(engine, getattr(torch, dtype))
+    next(sending)
+    sending.close()
+    left = [name for name, weight in read_state(engine).items() if not torch.equal(weight, state[name])]
+    return {"updates": updates, "changed in the trainer": left}
+
+
+def refuse_adapter(folder: Path, world: int) -> str:
+    """What is said of an adapter that verl leaves out of the merged weights."""
+    case = Case(model="qwen3-tied", world=world, lora=True, backend="torch")
+    engine = make_engine(folder, case, lora={"merge": True}, target_modules=["q_proj", "embed_tokens"])
+    try:
+        next(stream_weights(engine, torch.bfloat16))
+    except WeightSyncError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("cpu:gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
@@ -153,6 +214,10 @@ def main() -> None:
                 result = run_update(engine, dtype, num_ranks, staging, rank)
                 check_values(engine, result, masters, dtype, head)
                 results[f"{model}|{dtype}|{name}"] = result
+    for model in ADAPTED:
+        for dtype in DTYPES:
+            results[f"adapters|{model}|{dtype}"] = run_adapted(folder, model, dtype, rank, world)
+    results["adapter left out"] = refuse_adapter(folder, world)
     with_buffers(engine)
     sent = dict(stream_weights(engine, torch.bfloat16))
     results["buffers"] = {

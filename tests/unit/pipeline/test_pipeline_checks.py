@@ -38,9 +38,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "tensor parallelism behind verl's back": ({f"{VLLM}.tensor_parallel_size": 2}, "by which verl counts"),
     "data parallelism": ({f"{ROLLOUT}.data_parallel_size": 2}, "engines of one rank"),
     "pipeline parallelism": ({f"{ROLLOUT}.pipeline_model_parallel_size": 2}, "engines of one rank"),
-    "LoRA": ({f"{MODEL}.lora_rank": 8}, "adapters are swapped"),
-    "LoRA of the new section": ({f"{MODEL}.lora.rank": 8}, "adapters are swapped"),
-    "adapter from a file": ({f"{MODEL}.lora_adapter_path": "adapter"}, "lora_adapter_path=adapter"),
+    "LoRA": ({f"{MODEL}.lora_rank": 8}, "model.lora_rank: adapters apart"),
+    "LoRA of the new section": ({f"{MODEL}.lora.rank": 8}, "set actor_rollout_ref.model.lora.merge=True"),
+    "adapter from a file": ({f"{MODEL}.lora_adapter_path": "adapter"}, "lora_adapter_path: adapters apart"),
     "another engine": ({f"{ROLLOUT}.name": "sglang"}, f"{ROLLOUT}.name=sglang"),
     "another backend": ({f"{ROLLOUT}.checkpoint_engine.backend": "nixl"}, "use one of gloo, nccl"),
     "colocated backend": ({f"{ROLLOUT}.checkpoint_engine.backend": "naive"}, "use one of gloo, nccl"),
@@ -93,6 +93,11 @@ def test_pipeline_goes_with_the_recipe_and_the_baselines(presets: str) -> None:
 def test_dynamic_sampling_goes_with_the_recipe_in_this_mode(presets: str) -> None:
     """Whose zero_variance=drop finds nothing to drop then, and whose curriculum learns of what was rejected."""
     assert find_problems(changed(presets, {"algorithm.filter_groups.enable": True})) == []
+
+
+def test_adapters_go_merged() -> None:
+    changes = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True, f"{MODEL}.lora_adapter_path": "adapter"}
+    assert find_problems(changed("scalerl", changes)) == []
 
 
 def test_number_of_generated_batches_has_to_be_a_number() -> None:
