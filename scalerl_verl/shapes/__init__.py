@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_verl.errors import ScaleRLConfigError
+from scalerl_verl.shapes.public import describe_public, read_public
 
-STORED = Path(__file__).parent
-"""Facts of public models that the recipes name: planning needs neither a download nor a cache."""
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 MIXTURES = ("mixtral", "qwen3_moe")
 _NEEDED = (
@@ -254,9 +253,11 @@ def find_shape(model: str, config_file: str | None = None) -> ModelShape:
         return from_config(content, model)
     if config_file:
         raise ScaleRLConfigError([f"--model-config {config_file} does not exist: correct the path"])
-    known = ", ".join(sorted(path.stem.replace("--", "/") for path in STORED.glob("*.json")))
     raise ScaleRLConfigError(
-        [f"the shape of {model} is not known here: give its config.json with --model-config FILE (stored are {known})"]
+        [
+            f"the shape of {model} is not known here: give its config.json with --model-config FILE "
+            f"({describe_public(model)})"
+        ]
     )
 
 
@@ -270,8 +271,10 @@ def find_config(model: str, config_file: str | None = None) -> dict[str, Any] | 
     Raises:
         ScaleRLConfigError: it is not JSON, or no object.
     """
-    candidates = [Path(model).expanduser() / "config.json", stored_file(model), *_cached(model)]
-    for path in [Path(config_file)] if config_file else candidates:
+    own = Path(model).expanduser() / "config.json"
+    if config_file is None and not own.is_file() and model in read_public():
+        return dict(read_public()[model])
+    for path in [Path(config_file)] if config_file else [own, *_cached(model)]:
         if path.is_file():
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
@@ -281,11 +284,6 @@ def find_config(model: str, config_file: str | None = None) -> dict[str, Any] | 
                 raise ScaleRLConfigError([f"{path} holds no object {{...}}: give the config.json of a model"])
             return content
     return None
-
-
-def stored_file(model: str) -> Path:
-    """Where the shape of a public model would be stored."""
-    return STORED / f"{model.replace('/', '--')}.json"
 
 
 def _cached(model: str) -> list[Path]:

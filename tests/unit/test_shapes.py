@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.shapes import STORED, find_shape, from_config
+from scalerl_verl.shapes import find_shape, from_config
+from scalerl_verl.shapes.public import FILE, read_public
 
 SMALL = {
     "hidden_size": 64,
@@ -40,7 +42,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 2,
     },
     "qwen3_moe, dense": {"model_type": "qwen3_moe", **SMALL, **EXPERTS, "mlp_only_layers": [0, 1, 2, 3]},
-    **{path.stem: json.loads(path.read_text()) for path in STORED.glob("*.json")},
+    # one model of each shape
+    **{
+        model: read_public()[model] for model in (next(iter(entry["models"])) for entry in json.loads(FILE.read_text()))
+    },
 }
 
 
@@ -77,13 +82,51 @@ def test_counts_of_a_layer_by_hand() -> None:
     assert shape.num_params == 4 * 37040 + 2 * 128 * 64 + 64
 
 
-def test_published_sizes() -> None:
-    """Qwen's model cards: 8.2B and 6.95B without embeddings; 30.5B of which 3.3B act on a token (lookup included)."""
-    dense, mixture = find_shape("Qwen/Qwen3-8B-Base"), find_shape("Qwen/Qwen3-30B-A3B-Base")
-    assert round(dense.num_params / 1e9, 1) == 8.2
-    assert round((dense.num_params - dense.embedding_params) / 1e9, 2) == 6.95
-    assert round(mixture.num_params / 1e9, 1) == 30.5
+# Billions of parameters, and of those without the embeddings, by the models' cards (Meta's give the first only).
+PUBLISHED = {
+    "Qwen/Qwen3-0.6B": (0.6, 0.44),
+    "Qwen/Qwen3-1.7B-Base": (1.7, 1.4),
+    "Qwen/Qwen3-4B": (4.0, 3.6),
+    "Qwen/Qwen3-8B-Base": (8.2, 6.95),
+    "Qwen/Qwen3-14B": (14.8, 13.2),
+    "Qwen/Qwen3-32B": (32.8, 31.2),
+    "Qwen/Qwen3-30B-A3B-Base": (30.5, 29.9),
+    "Qwen/Qwen2.5-0.5B": (0.49, 0.36),
+    "Qwen/Qwen2.5-1.5B-Instruct": (1.54, 1.31),
+    "Qwen/Qwen2.5-3B": (3.09, 2.77),
+    "Qwen/Qwen2.5-7B": (7.61, 6.53),
+    "Qwen/Qwen2.5-14B": (14.7, 13.1),
+    "Qwen/Qwen2.5-32B-Instruct": (32.5, 31.0),
+    "Qwen/Qwen2.5-72B": (72.7, 70.0),
+    "meta-llama/Llama-3.2-1B": (1.23, None),
+    "meta-llama/Llama-3.2-3B-Instruct": (3.21, None),
+    "meta-llama/Llama-3.1-8B": (8.03, None),
+    "meta-llama/Llama-3.3-70B-Instruct": (70.6, None),
+    "HuggingFaceTB/SmolLM2-135M": (0.135, None),
+    "HuggingFaceTB/SmolLM2-360M-Instruct": (0.362, None),
+    "HuggingFaceTB/SmolLM2-1.7B": (1.71, None),
+}
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_published_sizes(model: str) -> None:
+    whole, without = PUBLISHED[model]
+    shape = find_shape(model)
+    assert shape.num_params / 1e9 == pytest.approx(whole, rel=0.015)
+    if without is not None:
+        assert (shape.num_params - shape.embedding_params) / 1e9 == pytest.approx(without, rel=0.015)
+
+
+def test_active_parameters_of_the_published_mixture() -> None:
+    """Qwen's model card: 3.3B act on a token, lookup included."""
+    mixture = find_shape("Qwen/Qwen3-30B-A3B")
     assert 3.3 <= (mixture.active_params + mixture.vocab * mixture.hidden) / 1e9 < 3.4
+
+
+def test_a_base_model_and_its_chat_model_differ_in_length_only() -> None:
+    base, chat = find_shape("Qwen/Qwen3-8B-Base"), find_shape("Qwen/Qwen3-8B")
+    assert (base.max_positions, chat.max_positions) == (32768, 40960)
+    assert replace(base, max_positions=0) == replace(chat, max_positions=0)
 
 
 def test_shape_comes_from_a_folder_or_a_file(tmp_path: Path) -> None:
@@ -106,8 +149,10 @@ def test_unknown_architecture_and_missing_entries_are_refused(content: dict[str,
 
 
 def test_model_without_a_config_on_this_machine_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ScaleRLConfigError, match=r"--model-config FILE \(stored are .*Qwen/Qwen3-30B-A3B-Base"):
+    with pytest.raises(ScaleRLConfigError, match=r"--model-config FILE \(\d+ of Qwen3, Qwen2.5"):
         find_shape("nobody/nothing-at-all")
+    with pytest.raises(ScaleRLConfigError, match=r"near it are .*Qwen/Qwen3-8B"):
+        find_shape("Qwen/Qwen3-9B")
     with pytest.raises(ScaleRLConfigError, match="does not exist"):
         find_shape("nobody/nothing", str(tmp_path / "none.json"))
     (tmp_path / "bad.json").write_text("{")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scalerl_verl.cli import main
+from scalerl_verl.shapes.public import read_public
 
 RUN = (
     "+scalerl=[recipe,pipeline]",
@@ -168,8 +169,7 @@ def test_recipe_of_a_folder_brings_its_model(capsys: pytest.CaptureFixture[str],
     )
     assert main(["plan", f"recipe={folder}"]) == 1
     assert "the shape of made/here is not known here" in capsys.readouterr().err
-    shape = Path(__file__).parents[3] / "scalerl_verl" / "shapes" / "Qwen--Qwen3-30B-A3B-Base.json"
-    content = {**json.loads(shape.read_text()), "num_hidden_layers": 2}
+    content = {**read_public()["Qwen/Qwen3-30B-A3B-Base"], "num_hidden_layers": 2}
     (folder / "model.json").write_text(json.dumps(content))
     code, found = plan(capsys, f"recipe={folder}")
     assert code == 0 and found["gpus"]["train"] == 2

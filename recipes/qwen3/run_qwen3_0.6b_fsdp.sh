@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Qwen3-0.6B with ScaleRL on one GPU of 80 GB: verl's FSDP2 trains and vLLM generates by turns.
+#   bash run_qwen3_0.6b_fsdp.sh [overrides]          train
+#   bash run_qwen3_0.6b_fsdp.sh --plan [options]     does it fit, and which split is best? Starts nothing.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+# ---- yours to set, here or in the environment -----------------------------------------------------------------------
+MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-0.6B}
+# train.parquet and test.parquet: python recipes/common/to_parquet.py --out ~/data/polaris polaris
+DATA_DIR=${DATA_DIR:-$HOME/data/polaris}
+REWARD=${REWARD:-$here/../common/reward.py}
+OUT_DIR=${OUT_DIR:-outputs/qwen3-0.6b}
+GPUS=${GPUS:-1}
+MAX_PROMPT=${MAX_PROMPT:-1024}
+MAX_RESPONSE=${MAX_RESPONSE:-4096}
+# thinking is closed at a length drawn from this range; the rest of MAX_RESPONSE is for the answer
+THINKING_BUDGET=${THINKING_BUDGET:-[2500,3000]}
+BATCH_PROMPTS=${BATCH_PROMPTS:-48} RESPONSES=${RESPONSES:-16}
+LEARNING_RATE=${LEARNING_RATE:-1e-6}
+STEPS=${STEPS:-500}
+VLLM_SHARE=${VLLM_SHARE:-0.5}  # of a GPU's memory
+# ---------------------------------------------------------------------------------------------------------------------
+
+args=(
+  +scalerl=recipe
+  data.train_files="$DATA_DIR/train.parquet"
+  data.val_files="$DATA_DIR/test.parquet"
+  data.train_batch_size="$BATCH_PROMPTS"
+  data.max_prompt_length="$MAX_PROMPT"
+  data.max_response_length="$MAX_RESPONSE"
+  data.filter_overlong_prompts=True
+  reward.custom_reward_function.path="$REWARD"
+  ++algorithm.scalerl.interruption.thinking_budget="$THINKING_BUDGET"
+  actor_rollout_ref.model.path="$MODEL_PATH"
+  actor_rollout_ref.actor.strategy=fsdp2
+  actor_rollout_ref.actor.optim.lr="$LEARNING_RATE"
+  actor_rollout_ref.actor.use_dynamic_bsz=True
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$((4 * (MAX_PROMPT + MAX_RESPONSE)))
+  actor_rollout_ref.rollout.name=vllm
+  actor_rollout_ref.rollout.n="$RESPONSES"
+  actor_rollout_ref.rollout.tensor_model_parallel_size=1
+  actor_rollout_ref.rollout.max_model_len=$((MAX_PROMPT + MAX_RESPONSE))
+  actor_rollout_ref.rollout.max_num_seqs=256
+  actor_rollout_ref.rollout.gpu_memory_utilization="$VLLM_SHARE"
+  actor_rollout_ref.rollout.val_kwargs.do_sample=True
+  actor_rollout_ref.rollout.val_kwargs.temperature=1.0
+  actor_rollout_ref.rollout.val_kwargs.top_p=1.0
+  actor_rollout_ref.rollout.val_kwargs.n=4
+  trainer.nnodes=1
+  trainer.n_gpus_per_node="$GPUS"
+  trainer.total_training_steps="$STEPS"
+  trainer.total_epochs=1000
+  trainer.test_freq=50
+  trainer.save_freq=50
+  trainer.logger='[console,file]'
+  trainer.project_name=scalerl
+  trainer.experiment_name="$(basename "$OUT_DIR")"
+  trainer.default_local_dir="$OUT_DIR/checkpoints"
+)
+
+if [ "${1:-}" = --plan ]; then
+  exec scalerl plan "${args[@]}" "${@:2}"
+fi
+mkdir -p "$OUT_DIR"
+# what `scalerl fit` reads
+export VERL_FILE_LOGGER_PATH=${VERL_FILE_LOGGER_PATH:-$OUT_DIR/metrics.jsonl}
+exec python3 -m verl.trainer.main_ppo "${args[@]}" "$@"
