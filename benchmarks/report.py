@@ -28,13 +28,14 @@ from benchmarks.pipeline import tables as pipeline
 from benchmarks.planning.updates import updates_table
 from benchmarks.quickstart.table import quickstart_table
 from benchmarks.reasoning import table as reasoning
-from benchmarks.reference import baselines, commands, keys, launches, patches, works_with
+from benchmarks.reference import baselines, combinations, commands, keys, launches, patches, works_with
 from benchmarks.rows import REPO
 from benchmarks.step.table import short_table, step_table
 
 FILES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "step": short_table,
+        "works-with": combinations.short_table,
     },
     "docs/get-started.md": {"quickstart": quickstart_table},
     "docs/costs.md": {
@@ -58,7 +59,12 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "commands": keys.commands_table,
         "errors": keys.errors_table,
     },
-    "docs/works-with.md": {"launches": launches.launches_table},
+    "docs/works-with.md": {
+        "combinations": combinations.combinations_table,
+        "launches": launches.launches_table,
+        "refusals": combinations.refusals_table,
+        "trials": combinations.trials_table,
+    },
     "docs/commands.md": {"commands": commands.command_table},
     "docs/upstream-a-patch.md": {"patches": patches.patch_table},
     "patches/README.md": {"patches": patches.patch_table},

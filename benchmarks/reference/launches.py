@@ -54,6 +54,7 @@ class Launch:
         settings: key (with `+` where verl has none) -> value.
         changes: preset -> edits; absent where none is needed.
         refused: preset -> keys that it cannot go with.
+        model: of the model's config.json, what matters to a start-up check.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Launch:
     settings: Mapping[str, Any]
     changes: Mapping[str, Edits]
     refused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     def edits(self, preset: str) -> Edits:
         """What to change for a preset of `PRESETS`."""

@@ -184,6 +184,8 @@ def _critic(config: DictConfig) -> Iterator[str]:
             "critic can learn and nothing reads; set critic.enable=False"
         )
     elif select(config, "critic.loss_agg_mode") == PROMPT_MEAN:
+        if OmegaConf.is_interpolation(config.critic, "loss_agg_mode"):
+            return  # it follows the actor's by verl's default, and gets another at start
         without = "" if select(config, ADV_ESTIMATOR) == "gae" else ", or critic.enable=False"
         yield (
             f"critic.loss_agg_mode={PROMPT_MEAN}: prompt weights travel in the advantages, which the value loss of "

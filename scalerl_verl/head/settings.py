@@ -21,7 +21,7 @@ VERL_BACKENDS = ("torch", "triton", "liger")
 _SAME_DTYPE = ("float32", "float", "fp32")
 """What somebody may write for it; vLLM takes some of these, here one spelling is enough."""
 
-_LEAVE_OUT = f"leave the FP32 head out ({names.FUSED_KERNELS}=False {BACKEND}=torch ~{names.HF_OVERRIDES})"
+LEAVE_OUT = f"leave the FP32 head out ({names.FUSED_KERNELS}=False {BACKEND}=torch ~{names.HF_OVERRIDES})"
 _FSDP = ("fsdp", "fsdp2")
 _COMMON_FACTOR = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", names.PROMPT_MEAN)
 """Aggregation modes that multiply every token's loss by one number (prompt weights stand in the advantages)."""
@@ -102,26 +102,26 @@ def _engines(config: DictConfig) -> Iterator[str]:
         where = " and ".join(f"{key}={strategy}" for key in keys if given[key] == strategy)
         yield (
             f"{BACKEND}={trainer_backend(config)} with {where}: {why}, so that the FP32 head would silently have no "
-            f"effect; set strategy=fsdp2 (or fsdp), or {_LEAVE_OUT}"
+            f"effect; set strategy=fsdp2 (or fsdp), or {LEAVE_OUT}"
         )
     rollout = select(config, f"{ROLLOUT}.name", "vllm")
     if rollout != "vllm":
-        yield f"{ROLLOUT}.name={rollout} has no FP32 head: set it to vllm, or {_LEAVE_OUT}"
+        yield f"{ROLLOUT}.name={rollout} has no FP32 head: set it to vllm, or {LEAVE_OUT}"
     path = f"{ROLLOUT}.disaggregation.enabled"
     if select(config, path, False):
         yield (
             f"{path}=True: verl starts servers of its own for it, which do not say whether their heads are FP32; set "
-            f"{path}=False, or {_LEAVE_OUT}"
+            f"{path}=False, or {LEAVE_OUT}"
         )
     for path, why in _QUANTISED.items():
         if value := select(config, path):
-            yield f"{path}={value}: {why}; set it to null, or {_LEAVE_OUT}"
+            yield f"{path}={value}: {why}; set it to null, or {LEAVE_OUT}"
     path = f"{ROLLOUT}.full_determinism"
     if select(config, path, False):
         yield (
             f"{path}=True puts vLLM's batch-invariant kernels in place of its matrix products, for which "
             f"{HEAD_DTYPE}={GENERATOR_DTYPE} is not made, and gives all responses to a prompt one seed; set "
-            f"{path}=False, or {_LEAVE_OUT}"
+            f"{path}=False, or {LEAVE_OUT}"
         )
 
 

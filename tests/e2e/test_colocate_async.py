@@ -32,6 +32,16 @@ def test_engine_holds_the_trainers_weights_after_every_update(run: VerlRun) -> N
     assert compare_updates(run.folder / "weights") == STEPS + 1
 
 
+@pytest.mark.works_with(
+    "verl's asynchronous trainers",
+    "CISPO",
+    "prompt average",
+    "advantages",
+    "curriculum",
+    "FP32 head",
+    "interruption",
+    "fast front end",
+)
 def test_every_piece_of_the_recipe_acts_in_every_step(run: VerlRun) -> None:
     for metrics in (run.metrics[step] for step in range(1, STEPS + 1)):
         assert metrics["scalerl/data/prompts_mixed_sum"] == metrics["scalerl/data/prompts_sum"] == NUM_PROMPTS

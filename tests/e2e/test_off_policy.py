@@ -57,6 +57,10 @@ def test_later_updates_of_a_batch_are_off_policy(run: VerlRun) -> None:
     ]
 
 
+@pytest.mark.works_with("KL loss", "CISPO", "prompt average", "advantages", "curriculum", "FP32 head", "fast front end")
+@pytest.mark.works_with(
+    "entropy bonus", "CISPO", "prompt average", "advantages", "curriculum", "FP32 head", "fast front end"
+)
 def test_kl_loss_and_entropy_are_averages_over_prompts(run: VerlRun, tiny_assets: Path) -> None:
     """A random model is nearly uniform over its tokens; sums over tokens would be many times as large."""
     first, second = (run.metrics[step] for step in (1, 2))

@@ -277,6 +277,16 @@ def short(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
     return run
 
 
+@pytest.mark.works_with(
+    "LoRA",
+    "CISPO",
+    "prompt average",
+    "advantages",
+    "curriculum",
+    "FP32 head",
+    "PipelineRL-k",
+    "fast front end",
+)
 @pytest.mark.fault("a generator trains with adapters that it never gets")
 def test_adapters_reach_the_engine_inside_the_weights(short: VerlRun, tiny_assets: Path) -> None:
     """What a fresh load of the merged model would hold, after each of two updates; it is the model that trains."""
@@ -290,6 +300,16 @@ def test_adapters_reach_the_engine_inside_the_weights(short: VerlRun, tiny_asset
     assert set(sent[2]) == set(names)
 
 
+@pytest.mark.works_with(
+    "dynamic sampling",
+    "CISPO",
+    "prompt average",
+    "advantages",
+    "curriculum",
+    "FP32 head",
+    "PipelineRL-k",
+    "fast front end",
+)
 @pytest.mark.fault("dynamic sampling: groups without a signal train, or what replaces them breaks the bound")
 @pytest.mark.fault("dynamic sampling: the curriculum never learns of prompts that always pass")
 def test_dynamic_sampling_fills_every_batch_and_the_curriculum_learns_of_the_rest(short: VerlRun) -> None:

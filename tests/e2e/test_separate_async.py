@@ -69,6 +69,16 @@ def test_policy_loss_runs_against_the_sampling_time_log_probs(metrics: Metrics) 
     assert off_policy > 1e-4, "every ratio is 1: old log-probs were recomputed, truncation could never act"
 
 
+@pytest.mark.works_with(
+    "verl's asynchronous trainers",
+    "CISPO",
+    "prompt average",
+    "advantages",
+    "curriculum",
+    "FP32 head",
+    "interruption",
+    "fast front end",
+)
 def test_interruption_goes_with_weight_updates(metrics: Metrics) -> None:
     for values in metrics.values():
         interrupted = values["scalerl/length/interrupted_fraction"]

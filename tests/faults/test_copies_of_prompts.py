@@ -161,6 +161,7 @@ def test_copies_in_the_training_data_are_said_at_start_with_and_without_the_curr
         assert "data.train_files: 2 of 5 rows are copies of 2 prompts" in caplog.text
 
 
+@pytest.mark.works_with("vision", "curriculum")
 def test_same_prompt_with_another_answer_source_or_image_is_no_copy(tmp_path: Path) -> None:
     rows = [
         make_row(0, 1),

@@ -75,6 +75,7 @@ def test_plan_counts_the_bytes_that_are_staged(
         assert found["allocated"] == [memory.host] and memory.staged == 0 and found["copies"] == 1
 
 
+@pytest.mark.works_with("mixture of experts", "PipelineRL-k")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", DTYPES)

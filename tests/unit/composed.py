@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import verl  # noqa: F401 - loads the plugin, which puts our presets on Hydra's search path
 from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl.config.checks import find_problems
@@ -42,6 +44,22 @@ def changed(preset: str, changes: dict[str, Any]) -> DictConfig:
     with open_dict(config):
         for path, value in changes.items():
             OmegaConf.update(config, path, value, force_add=True)
+    return config
+
+
+def with_overrides(config: DictConfig, overrides: Iterable[str]) -> DictConfig:
+    """A composed config with overrides of values, as Hydra applies them, without composing it anew.
+
+    Presets are groups, so a line of a user's replaces what they say, wherever it stands.
+    """
+    with open_dict(config):
+        for override in map(OverridesParser.create().parse_override, overrides):
+            path = override.key_or_group
+            if override.is_delete():
+                section, _, leaf = path.rpartition(".")
+                del OmegaConf.select(config, section)[leaf]
+            else:
+                OmegaConf.update(config, path, override.value(), force_add=True)
     return config
 
 

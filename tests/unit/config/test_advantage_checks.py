@@ -141,12 +141,12 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "critic under the prompt average": (
         "dapo",
-        {"critic.enable": True},
+        {"critic.enable": True, "critic.loss_agg_mode": "prompt-mean"},
         ["critic.loss_agg_mode=prompt-mean", "set critic.loss_agg_mode=token-mean, or critic.enable=False"],
     ),
     "critic of GAE under the prompt average": (
         "prompt_mean",
-        {"critic.enable": True},
+        {"critic.enable": True, "critic.loss_agg_mode": "prompt-mean"},
         ["critic.loss_agg_mode=prompt-mean", "set critic.loss_agg_mode=token-mean"],
     ),
     "verl's estimator beside a reward shaping": (

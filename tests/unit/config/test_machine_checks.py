@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -291,3 +292,22 @@ def test_path_with_several_slashes_is_no_hub_id(config: DictConfig) -> None:
 def test_bad_sync_timeout_is_refused(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALERL_VERL_SYNC_TIMEOUT_S", "ten")
     assert [problem for problem in find_problems(config) if "SCALERL_VERL_SYNC_TIMEOUT_S='ten'" in problem]
+
+
+@pytest.mark.works_with("vision", "FP32 head", "PipelineRL-k", refused=True)
+def test_model_that_sees_is_refused_by_each_piece_that_takes_text_alone(config: DictConfig) -> None:
+    """Before, workers said so minutes after the start, one piece at a time."""
+    folder = Path(config.actor_rollout_ref.model.path)
+    OmegaConf.update(config, "actor_rollout_ref.model.fused_kernel_options.impl_backend", "fp32", force_add=True)
+    OmegaConf.update(config, "trainer.v1.trainer_mode", "pipeline_rl", force_add=True)
+    assert find_problems(config) == []
+    # Another name: what was read of a folder is kept.
+    seeing = folder.rename(folder.with_name("seeing"))
+    config.actor_rollout_ref.model.path = str(seeing)
+    (seeing / "config.json").write_text(json.dumps({"vision_config": {}}))
+    head, pipeline = find_problems(config)
+    assert "impl_backend=fp32" in head and "~actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides" in head
+    assert "trainer_mode=pipeline_rl" in pipeline
+    config.actor_rollout_ref.model.fused_kernel_options.impl_backend = "torch"
+    config.trainer.v1.trainer_mode = "sync"
+    assert find_problems(config) == []

@@ -114,6 +114,9 @@ def test_head_is_the_float64_head(results: dict[str, dict[str, Any]], name: str)
         assert gradient_error(*own) < (EXACT_HEAD_TOLERANCE if CASES[name].param_dtype == "bf16" else 1e-5)
 
 
+@pytest.mark.works_with("LoRA", "CISPO", "FP32 head")
+@pytest.mark.works_with("Ulysses", "CISPO", "FP32 head")
+@pytest.mark.works_with("entropy bonus", "CISPO", "FP32 head")
 @pytest.mark.parametrize(
     ("name", "same_as"),
     [
@@ -151,6 +154,7 @@ def test_cases_that_should_differ_differ(results: dict[str, dict[str, Any]]) -> 
         assert gradient_error(results[name]["gradients"], base) > 1e-3, name
 
 
+@pytest.mark.works_with("mixture of experts", "CISPO", "FP32 head")
 @pytest.mark.parametrize("model", ["qwen3", "qwen3-tied", "qwen3-moe", "llama"])
 def test_engine_has_the_gradient_of_a_float64_model(
     folder: Path, results: dict[str, dict[str, Any]], model: str

@@ -109,6 +109,8 @@ def test_micro_batches_ranks_token_budgets_row_order_and_padding_leave_the_gradi
     assert max(errors.values()) < TOLERANCES[precision], errors
 
 
+@pytest.mark.works_with("KL loss", "CISPO", "prompt average", "advantages")
+@pytest.mark.works_with("entropy bonus", "CISPO", "prompt average", "advantages")
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradient_is_that_of_the_paper_s_objective(
