@@ -116,3 +116,8 @@ def test_changelog_begins_with_this_version() -> None:
     headings = re.findall(r"^## (\S+)", (REPO / "docs" / "changelog.md").read_text(), re.MULTILINE)
     assert headings[0] == scalerl_verl.__version__
     assert len(headings) == len(set(headings))
+
+
+def test_citation_has_this_version() -> None:
+    (cited,) = re.findall(r"^version: (\S+)", (REPO / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited == scalerl_verl.__version__
