@@ -28,7 +28,7 @@ from benchmarks.pipeline import tables as pipeline
 from benchmarks.planning.updates import updates_table
 from benchmarks.quickstart.table import quickstart_table
 from benchmarks.reasoning import table as reasoning
-from benchmarks.reference import baselines, combinations, commands, keys, launches, patches, works_with
+from benchmarks.reference import api, baselines, combinations, commands, keys, launches, patches, works_with
 from benchmarks.rows import REPO
 from benchmarks.step.table import short_table, step_table
 
@@ -101,6 +101,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "families": reasoning.families_table,
     },
     "docs/baselines.md": {"keys": baselines.keys_table},
+    "docs/api.md": {part: partial(api.section, part) for part in api.SECTIONS},
 }
 
 
