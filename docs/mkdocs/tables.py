@@ -10,7 +10,7 @@ from typing import Any
 _CELL = re.compile(r"<td((?: [^>]*)?)>(.*?)</td>", re.DOTALL)
 _CODE = re.compile(r"<code>([^<]*)</code>")
 LONG_CODE = 60
-"""Letters from which code in a cell is a command, which breaks between its words. A name is shorter and never breaks."""
+"""Letters from which code in a cell is a command, which breaks between its words. A name never breaks."""
 
 
 def on_page_content(content: str, **_: Any) -> str:
