@@ -123,6 +123,8 @@ METRICS: dict[str, str] = {
     "pipeline/kept_requests": "requests that went on over the update",
     "pipeline/lead": "batches that may be under way or wait beside the one that trains (`lead=adaptive`)",
     "pipeline/recomputed_tokens": "tokens prefilled again (`kv_on_update=recompute`)",
+    "pipeline/continued_tokens": "tokens of a response that were computed before a further request of it",
+    "pipeline/continued_recomputed_tokens": "those of them that were computed again: the cache no longer had them",
     "pipeline/tokens_lost": "tokens that a kept request lost: 0, or something is wrong",
     "pipeline/generated_tokens": "tokens sampled since the last update",
     "pipeline/generator_idle_fraction": "time of the generators without a request, or paused",

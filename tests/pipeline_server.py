@@ -55,7 +55,7 @@ def furnish(
 
 def _furnish_pipeline(server: Any) -> None:
     server._log, server._inner_ids, server._to_abort, server._on_its_way = VersionLog(-1), {}, set(), set()
-    server._turns = {}
+    server._turns, server._salts, server._continued = {}, {}, {}
     server._gate, server._num_entering, server._paused_at, server._clock = asyncio.Event(), 0, None, _Clock()
     server._gate.set()
     server._given_up = False

@@ -220,20 +220,21 @@ def record_visits(
     )
 
 
-def tally_rejected(config: Any, batch: Any) -> dict[Key, Counts]:
+def tally_rejected(config: Any, batch: Any, num_sampled: Sequence[int]) -> dict[Key, Counts]:
     """Visits of groups that no training step will see, judged as those of a batch are.
 
     Args:
         config: the run's.
         batch: verl's KVBatchMeta of their rows, which are still in the queue.
+        num_sampled: tokens of each row that the generator sampled; a row without any is no response.
 
     Raises:
         RewardError: the reward function gave something that neither passes nor fails.
     """
-    fields = ["rm_scores", "response_mask", "extra_fields"]
+    fields = ["rm_scores", "extra_fields"]
     data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     rewards = np.array([float(scores.sum()) for scores in data["rm_scores"].unbind()])
-    trains = np.array([bool(mask.any()) for mask in data["response_mask"].unbind()])
+    trains = np.array(num_sampled) > 0
     passed = judge(config, rewards, reward_infos(objects_of(data["extra_fields"])))
     steps = [int(tag.get("global_steps", 0)) for tag in batch.tags]
     return tally_visits(_require_prompt_ids(batch), list(batch.keys), steps, passed, trains)

@@ -19,7 +19,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.workers.rollout.replica import TokenOutput
 
-from scalerl_verl.columns import VERSIONS
 from scalerl_verl.engine_context import engine_context
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.interruption.budgets import Budgets, InterruptionSettings, resolve_budgets
@@ -27,7 +26,6 @@ from scalerl_verl.interruption.markers import ThinkingScript
 from scalerl_verl.interruption.response import RECORD_KEY, InterruptedResponse
 from scalerl_verl.interruption.settings import asks_for_interruption, make_script, read_settings
 from scalerl_verl.names import AGENT_LOOP, AGENT_LOOP_MANAGER, INTERRUPTION_LOOP, INTERRUPTION_SECTION, select
-from scalerl_verl.pipeline.versions import merge_runs, truncate_runs
 from scalerl_verl.upstream.registry import require_checked_run
 
 _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
@@ -286,22 +284,11 @@ def _stop_strings(params: Mapping[str, Any]) -> tuple[str, ...]:
 def _merge(
     outputs: Sequence[TokenOutput], response: InterruptedResponse, params: Mapping[str, Any], record: dict[str, Any]
 ) -> TokenOutput:
-    """One TokenOutput of all requests: fields of the first, versions from first to last, preemptions added up.
-
-    The weight versions that our pipeline notes, runs of (version, sampled tokens), are joined; the phrase has none.
-    """
+    """One TokenOutput of all requests: fields of the first, steps from first to last, preemptions added up."""
     extra = dict(outputs[0].extra_fields)
     extra["max_global_steps"] = outputs[-1].extra_fields.get("max_global_steps")
     if "global_steps" in outputs[-1].extra_fields:
         extra["global_steps"] = outputs[-1].extra_fields["global_steps"]
-    if all(VERSIONS in output.extra_fields for output in outputs):
-        # Not `join_runs`: after the death of a generator another one answers, which swaps its weights at a moment of
-        # its own. Which versions are admissible is for the trainer to say.
-        joined = merge_runs(*(output.extra_fields[VERSIONS] for output in outputs))
-        # A stop string that began in an earlier request cuts off tokens of the last one.
-        extra[VERSIONS] = [list(run) for run in truncate_runs(joined, sum(response.mask))]
-    if any("reissues" in output.extra_fields for output in outputs):
-        extra["reissues"] = sum(output.extra_fields.get("reissues", 0) for output in outputs)
     extra[RECORD_KEY] = record
     preempted = [output.num_preempted for output in outputs if output.num_preempted is not None]
     return TokenOutput(

@@ -6,6 +6,6 @@ verl and vLLM and is imported where a run asks for it.
 """
 
 from scalerl_verl.pipeline.admission import AdmissionRule
-from scalerl_verl.pipeline.versions import VersionRuns, count_by_age, join_runs, oldest_version
+from scalerl_verl.pipeline.versions import VersionRuns, count_by_age, oldest_version
 
-__all__ = ["AdmissionRule", "VersionRuns", "count_by_age", "join_runs", "oldest_version"]
+__all__ = ["AdmissionRule", "VersionRuns", "count_by_age", "oldest_version"]

@@ -72,7 +72,7 @@ def check_runs(runs: Any, num_sampled: int) -> VersionRuns:
     covered = sum(count for _, count in runs) if runs is not None else None
     if covered != num_sampled:
         raise StalenessError(
-            f"a response has {num_sampled} sampled tokens, but versions were recorded for {covered}: its agent loop "
-            "does not pass on extra_fields['versions'] of every call (scalerl_verl.pipeline.join_runs joins them)"
+            f"a response has {num_sampled} sampled tokens, but versions were recorded for {covered}: something has "
+            "changed its response_mask, or extra_fields['versions'], after its agent loop"
         )
     return list(runs)

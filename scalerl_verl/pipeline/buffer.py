@@ -49,7 +49,8 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         lead: keeps the number of groups under way below what the rule allows; None: the rule alone.
         group_filter: dynamic sampling: finished groups whose metric is the same for all responses are given up, and
             the rule starts others; None: every finished group trains.
-        note_rejected: ``note_rejected(batch)`` learns of their rows (verl's KVBatchMeta) before they are deleted.
+        note_rejected: ``note_rejected(batch, num_sampled)`` learns of their rows (verl's KVBatchMeta) and of the tokens
+            that each row trains, before they are deleted.
         **kwargs: verl's.
     """
 
@@ -64,7 +65,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         num_steps: Callable[[], int],
         lead: Lead | None = None,
         group_filter: GroupFilter | None = None,
-        note_rejected: Callable[[Any], None] = lambda batch: None,
+        note_rejected: Callable[[Any, list[int]], None] = lambda batch, num_sampled: None,
         **kwargs: Any,
     ) -> None:
         # What verl's own search for such groups goes by; it wants to know who replaces them, and never asks.
@@ -193,10 +194,10 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         if alike:
             tags = {key: tag for key, tag in self.partitions["train"].items() if key.split("_")[0] in alike}
             batch = KVBatchMeta(partition_id="train", keys=list(tags), tags=list(tags.values()))
-            self._note_rejected(batch)
             masks = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
-            num_tokens = sum(int(mask.sum()) for mask in masks["response_mask"].unbind())
-            self.counts.update({"groups_rejected": len(alike), "tokens_rejected": num_tokens})
+            num_sampled = [int(mask.sum()) for mask in masks["response_mask"].unbind()]
+            self._note_rejected(batch, num_sampled)
+            self.counts.update({"groups_rejected": len(alike), "tokens_rejected": sum(num_sampled)})
             self._clear_groups("train", alike)
             self._watch.forget(alike)
             self._forget_sizes(alike)

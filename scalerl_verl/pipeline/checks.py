@@ -17,7 +17,6 @@ from scalerl_verl.names.rules import Row, one_of, or_null, read_by, refusals, th
 from scalerl_verl.pipeline.settings import OffPolicySettings, PipelineSettings, off_policy_settings
 
 _BACKENDS = (names.GLOO, "nccl")
-_AGENT_LOOPS = ("single_turn_agent", names.INTERRUPTION_LOOP)
 _SECTIONS: dict[str, Any] = {PIPELINE_RL: PipelineSettings, names.PPO_OFF_POLICY: OffPolicySettings}
 
 
@@ -156,12 +155,6 @@ _OF_PIPELINE = (
     _only(f"{ROLLOUT}.full_determinism", False, "requests need ids of their own"),
     _only(f"{ROLLOUT}.router_config_path", None, "its load balancer is its own: it spares generators out of reach"),
     Row(
-        names.AGENT_LOOP,
-        _AGENT_LOOPS,
-        f" does not pass on the versions of every turn's tokens: {one_of(_AGENT_LOOPS)}, or another trainer mode",
-        default="single_turn_agent",
-    ),
-    Row(
         names.HYBRID_ENGINE,
         (False,),
         " would put a second engine on the trainer's devices, which has to stop for every step: set it False; "
@@ -188,7 +181,6 @@ _OF_PIPELINE = (
     _only(f"{VLLM}.prefill_context_parallel_size", 1, "updates are only verified for tensor parallelism"),
     _only(f"{ROLLOUT}.quantization", None, _NOT_QUANTISED),
     _only(f"{VLLM}.quantization", None, _NOT_QUANTISED),
-    _only(f"{ROLLOUT}.multi_turn.enable", False, "later turns would lose their versions"),
 )
 RULES = (
     _other_sections,

@@ -16,6 +16,7 @@ from scalerl_verl.errors import RequestFailedError
 from scalerl_verl.names import TRAINER_MODE
 from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
 from scalerl_verl.pipeline.settings import PipelineSettings, pipeline_settings
+from scalerl_verl.pipeline.turns import find_continued, note_call
 
 logger = logging.getLogger(__name__)
 LOOKS = 8
@@ -60,7 +61,8 @@ class PipelineClient(LLMServerClient):
             sticky_id = f"{request_id}-{len(causes)}" if causes else request_id
             try:
                 priority = int(kwargs.get("priority", 0))
-                output = await self._attempt(sticky_id, prompt_ids, dict(sampling_params), priority, settings)
+                options = {"priority": priority, "continued": find_continued(prompt_ids)}
+                output = await self._attempt(sticky_id, prompt_ids, dict(sampling_params), options, settings)
             except _AttemptError as error:
                 causes.append(str(error))
                 logger.warning("request %s: attempt %d came to nothing: %s", request_id, len(causes), error)
@@ -69,6 +71,7 @@ class PipelineClient(LLMServerClient):
                     await asyncio.sleep(error.pause_s)
                 continue
             output.extra_fields["reissues"] = len(causes)
+            note_call(prompt_ids, output)
             return output
         raise RequestFailedError(f"request {request_id} failed {len(causes)} times: {'; '.join(causes)}")
 
@@ -77,7 +80,7 @@ class PipelineClient(LLMServerClient):
         sticky_id: str,
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
-        priority: int,
+        options: dict[str, Any],
         settings: PipelineSettings,
     ) -> TokenOutput:
         try:
@@ -89,7 +92,7 @@ class PipelineClient(LLMServerClient):
         engine_id = uuid4().hex
         try:
             call = server.generate.remote(
-                prompt_ids=prompt_ids, sampling_params=sampling_params, request_id=engine_id, priority=priority
+                prompt_ids=prompt_ids, sampling_params=sampling_params, request_id=engine_id, **options
             )
             output = await self._answer(call, server, engine_id, settings.request_timeout_s)
         except asyncio.TimeoutError:

@@ -46,9 +46,14 @@ class _Clock:
 
     def __init__(self) -> None:
         self.num_open = self.num_ended = 0
-        self.num_tokens = self.tokens_lost = 0
+        self.num_tokens = self.tokens_lost = self.num_known = self.num_known_again = 0
         self._since = self._idle_from = self.moved_at = time.perf_counter()
         self._idle_s = 0.0
+
+    def note_continued(self, num_known: int, num_cached: int) -> None:
+        """A request asked for ``num_known`` tokens that were computed for its response before."""
+        self.num_known += num_known
+        self.num_known_again += max(0, num_known - num_cached)
 
     def begin(self) -> None:
         if self.num_open == 0:
@@ -72,9 +77,12 @@ class _Clock:
             "wall_s": now - self._since,
             "generated_tokens": self.num_tokens,
             "tokens_lost": self.tokens_lost,
+            "continued_tokens": self.num_known,
+            "continued_recomputed_tokens": self.num_known_again,
         }
         self._since = self._idle_from = now
-        self._idle_s, self.num_tokens, self.tokens_lost = 0.0, 0, 0
+        self._idle_s = 0.0
+        self.num_tokens = self.tokens_lost = self.num_known = self.num_known_again = 0
         return taken
 
 
@@ -93,6 +101,8 @@ class PipelineHttpServer(ScaleRLHttpServer):
         self._to_abort: set[str] = set()
         self._on_its_way: set[str] = set()
         self._turns: dict[str, int] = {}
+        self._salts: dict[str, int] = {}
+        self._continued: dict[str, int] = {}
         self._gate = asyncio.Event()
         self._gate.set()
         self._num_entering = 0
@@ -107,7 +117,10 @@ class PipelineHttpServer(ScaleRLHttpServer):
         await self._note_swap(NO_VERSION)
 
     async def _note_swap(self, version: int) -> dict[str, tuple[int, int]]:
-        return dict(await self._ask_engine(METHOD, salt_of(version)))
+        return dict(await self._ask_engine(METHOD, salt_of(version), self._find_continued()))
+
+    def _find_continued(self) -> list[str]:
+        return [self._inner_ids[request] for request in self._continued if request in self._inner_ids]
 
     async def _ask_engine(self, method: str, *args: Any) -> Any:
         return await self._while_alive(self.engine.engine_core.call_utility_async(method, *args))
@@ -143,7 +156,10 @@ class PipelineHttpServer(ScaleRLHttpServer):
         try:
             if is_ours:
                 self._log.begin(request_id)
-            salted = {**prompt, "cache_salt": salt_of(self._log.version)}
+            version = self._continued.get(request_id, self._log.version)
+            if is_ours:
+                self._salts[request_id] = version
+            salted = {**prompt, "cache_salt": salt_of(version)}
             queue = await super()._take_in(request_id, salted, *args, **kwargs)
             # vLLM gives requests ids of its own; this is the one by which its engine knows this request.
             if is_ours:
@@ -158,7 +174,18 @@ class PipelineHttpServer(ScaleRLHttpServer):
             self._num_entering -= 1
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict, request_id: str, **kwargs: Any) -> Any:
-        """verl's ``generate``; ``extra_fields`` also holds ``versions``, the runs of (version, tokens)."""
+        """verl's ``generate``; ``extra_fields`` also holds ``versions``, the runs of (version, tokens).
+
+        Args:
+            prompt_ids: token ids.
+            sampling_params: verl's.
+            request_id: unique.
+            **kwargs: verl's, and of a request that goes on where another one of its response ended, ``continued``:
+                that one's ``prefix_version`` as in its ``extra_fields``, and how many tokens it has computed.
+        """
+        continued = kwargs.pop("continued", None)
+        if continued is not None:
+            self._continued[request_id] = continued[0]
         self._turns[request_id] = self._clock.num_ended + self._clock.num_open
         self._clock.begin()
         self._on_its_way.add(request_id)
@@ -182,11 +209,16 @@ class PipelineHttpServer(ScaleRLHttpServer):
             self._to_abort.discard(request_id)
             self._on_its_way.discard(request_id)
             self._turns.pop(request_id, None)
+            self._continued.pop(request_id, None)
+            prefix_version = self._salts.pop(request_id, self._log.version)
             self._clock.end()
+        if continued is not None:
+            self._clock.note_continued(continued[1], output.extra_fields.get("num_cached_tokens") or 0)
         self._clock.num_tokens += num_tokens
         if not aborted and output.stop_reason != "aborted":
             self._clock.moved_at = time.perf_counter()
         output.extra_fields[VERSIONS] = [list(run) for run in runs]
+        output.extra_fields["prefix_version"] = prefix_version
         output.extra_fields["min_global_steps"] = oldest_version(runs) if runs else self._log.version
         output.extra_fields["max_global_steps"] = runs[-1][0] if runs else self._log.version
         return output
@@ -204,7 +236,7 @@ class PipelineHttpServer(ScaleRLHttpServer):
             As `finish_update`, and ``swap_s``, ``drain_s``.
         """
         await self._close_gate()
-        update = await self._ask_engine(SWAP, salt_of(version), staged, recompute)
+        update = await self._ask_engine(SWAP, salt_of(version), staged, recompute, self._find_continued())
         counts = update.pop("counts")
         self._note_version(version, counts)
         self._gate.set()
@@ -249,6 +281,9 @@ class PipelineHttpServer(ScaleRLHttpServer):
         if version > self._log.version:  # not when an update is repeated because another generator died in it
             outer_ids = {inner: outer for outer, inner in self._inner_ids.items()}
             self._log.update(version, {outer_ids[inner]: n for inner, (n, _) in counts.items() if inner in outer_ids})
+            for inner, (num_sampled, num_computed) in counts.items():
+                if inner in outer_ids and num_sampled == num_computed == 0 and outer_ids[inner] not in self._continued:
+                    self._salts[outer_ids[inner]] = version
         self.global_steps = version
 
     def _summarise(self, times: dict[str, float], counts: dict[str, tuple[int, int]], recompute: bool) -> dict:

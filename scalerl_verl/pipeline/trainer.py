@@ -58,8 +58,9 @@ class PPOTrainerPipelineRL(PPOTrainer):
         from scalerl_verl.pipeline.buffer import PipelineReplayBuffer
 
         settings, sampler = self._settings, self.config.trainer.v1.sampler
-        # A group has its requests' attempts one after the other, and some time for rewards.
-        group_timeout_s = (settings.max_attempts + 1) * settings.request_timeout_s
+        # A group has its requests' attempts one after the other, in every turn, and some time for rewards.
+        num_turns = self.config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns or 1
+        group_timeout_s = (num_turns * settings.max_attempts + 1) * settings.request_timeout_s
         rule = AdmissionRule(self.config.data.train_batch_size, settings.max_staleness)
         return PipelineReplayBuffer(
             rule,
@@ -132,7 +133,7 @@ class PPOTrainerPipelineRL(PPOTrainer):
         self.weight_updater.update_weights(self.global_steps)
         _clear_orphans()
 
-    def note_rejected(self, batch: Any) -> None:
+    def note_rejected(self, batch: Any, num_sampled: Sequence[int]) -> None:
         """Rows of groups that dynamic sampling gives up; what learns from every response overrides it."""
 
     def prepare_step(self) -> dict:

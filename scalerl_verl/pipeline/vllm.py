@@ -9,6 +9,7 @@ resuming in one call spares the engine the ways between processes while it stand
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ SWAP = "scalerl_swap_weights"
 RECOMPUTE = "scalerl_force_recompute"
 
 
-def begin_version(engine: Any, salt: str) -> dict[str, tuple[int, int]]:
+def begin_version(engine: Any, salt: str, continued: Collection[str] = ()) -> dict[str, tuple[int, int]]:
     """Note a change of weights while the scheduler is paused.
 
     Requests that have not computed anything yet belong to the new weights: they get its salt, so that they cannot
@@ -30,6 +31,7 @@ def begin_version(engine: Any, salt: str) -> dict[str, tuple[int, int]]:
     Args:
         engine: vLLM's EngineCore.
         salt: ``cache_salt`` of the new weights.
+        continued: ids of requests that go on with a prefix of their own, which stays what it is.
 
     Returns:
         Engine-internal request id -> (tokens sampled so far, tokens in its KV cache).
@@ -37,14 +39,16 @@ def begin_version(engine: Any, salt: str) -> dict[str, tuple[int, int]]:
     counts = {}
     for request_id, request in engine.scheduler.requests.items():
         counts[request_id] = (request.num_output_tokens, request.num_computed_tokens)
-        if request.num_output_tokens == 0 and request.num_computed_tokens == 0:
+        if request_id not in continued and request.num_output_tokens == 0 and request.num_computed_tokens == 0:
             request.cache_salt = salt
             request.block_hashes = []
             request.update_block_hashes()
     return counts
 
 
-def swap_weights(engine: Any, salt: str, staged: list[bytes], recompute: bool) -> Future[dict[str, Any]]:
+def swap_weights(
+    engine: Any, salt: str, staged: list[bytes], recompute: bool, continued: Collection[str] = ()
+) -> Future[dict[str, Any]]:
     """Pause with every request kept, load the staged weights, note the new version, resume.
 
     Args:
@@ -52,6 +56,7 @@ def swap_weights(engine: Any, salt: str, staged: list[bytes], recompute: bool) -
         salt: ``cache_salt`` of the new weights.
         staged: for each worker's loading, see `scalerl_verl.generator.worker`.
         recompute: whether running requests have to compute their KV again.
+        continued: as of `begin_version`.
 
     Returns:
         Future of ``counts`` as of `begin_version`, ``drain_s`` (from the call to the end of the steps that were under
@@ -68,7 +73,7 @@ def swap_weights(engine: Any, salt: str, staged: list[bytes], recompute: bool) -
             idle = time.perf_counter()
             engine.model_executor.collective_rpc("update_weights_from_ipc", kwargs={"staged": staged})
             loaded = time.perf_counter()
-            counts = begin_version(engine, salt)
+            counts = begin_version(engine, salt, continued)
             if recompute:
                 force_recompute(engine)
             engine.resume_scheduler()

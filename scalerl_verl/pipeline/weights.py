@@ -335,6 +335,8 @@ def _summarise(updates: list[dict[str, float]], transfer_s: float) -> dict[str, 
         f"{prefix}/recomputed_tokens": total("recomputed_tokens"),
         f"{prefix}/tokens_lost": total("tokens_lost"),
         f"{prefix}/generated_tokens": total("generated_tokens"),
+        f"{prefix}/continued_tokens": total("continued_tokens"),
+        f"{prefix}/continued_recomputed_tokens": total("continued_recomputed_tokens"),
         f"{prefix}/generator_idle_fraction": total("idle_s") / max(total("wall_s"), 1e-9),
         f"{prefix}/replicas": float(len(updates)),
     }

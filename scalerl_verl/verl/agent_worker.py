@@ -23,6 +23,7 @@ from scalerl_verl.errors import RewardError, ScaleRLConfigError
 from scalerl_verl.interruption.verl import current_context, response_context
 from scalerl_verl.names import AGENT_LOOP_MANAGER, PIPELINE_RL, TRAINER_MODE
 from scalerl_verl.pipeline.failures import note_failure
+from scalerl_verl.pipeline.turns import collecting_calls, note_versions
 from scalerl_verl.verl.doors import AROUND, restore_manager, typed_class
 from scalerl_verl.verl.trainer import require_our_trainer
 
@@ -34,7 +35,7 @@ class AgentWorkerMixin(_Behind):
     """In front of a worker: its loops know their response's context, and its rewards are numbers."""
 
     async def _run_agent_loop(self, sampling_params: Any, trajectory: Any, *args: Any, **kwargs: Any) -> Any:
-        with response_context(self, trajectory):
+        with response_context(self, trajectory), collecting_calls():
             try:
                 return await super()._run_agent_loop(sampling_params, trajectory, *args, **kwargs)
             except Exception as error:
@@ -42,6 +43,8 @@ class AgentWorkerMixin(_Behind):
                 raise
 
     async def _compute_score(self, outputs: Any, kwargs: Any) -> None:
+        if trains_in_pipeline(self.config):
+            note_versions(outputs)
         await super()._compute_score(outputs, kwargs)
         require_finite_reward(self.config, outputs[-1], is_scored=self.reward_loop_worker_handles is not None)
 
@@ -110,6 +113,13 @@ def __getattr__(name: str) -> type:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def trains_in_pipeline(config: Any) -> bool:
+    """Whether the response under way is for the training of a pipeline run."""
+    context = current_context()
+    # Other trainers may use verl's worker with a config of their own.
+    return context is not None and not context.validation and OmegaConf.select(config, TRAINER_MODE) == PIPELINE_RL
+
+
 def require_finite_reward(config: Any, output: AgentLoopOutput, is_scored: bool) -> None:
     """Refuse a reward that is no finite number or cannot be judged, in the training of a pipeline run.
 
@@ -123,10 +133,7 @@ def require_finite_reward(config: Any, output: AgentLoopOutput, is_scored: bool)
     Raises:
         RewardError: the reward is NaN, infinite or no number at all, or what comes with it neither passes nor fails.
     """
-    context = current_context()
-    is_training = context is not None and not context.validation
-    # Other trainers may use verl's worker with a config of their own.
-    if not is_training or OmegaConf.select(config, TRAINER_MODE) != PIPELINE_RL:
+    if not trains_in_pipeline(config):
         return
     reward: Any = output.reward_score
     if reward is None and not is_scored:

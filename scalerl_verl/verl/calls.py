@@ -205,7 +205,7 @@ VLLM_SPECS = (
         "AsyncMPClient.call_utility_async",
         "The server calls methods of ours in the engine's process.",
         _VERL_PIPELINE,
-        call="await call_utility_async(self, method, salt, staged, recompute)",
+        call="await call_utility_async(self, method, salt, staged, recompute, continued)",
     ),
     _call(
         "server.outputs",

@@ -364,8 +364,9 @@ SPECS = (
         "AgentLoopWorker._compute_score",
         "6cfa321612555ae3104b245a0dbda7bac32843878a0069e16b605d6338e3c80e",
         "A reward that is no finite number goes into the batch, where it ends the run; in a pipeline run the group "
-        "can be tried again, or given up, as one whose reward function raises.",
-        "verl fails a prompt whose reward is not finite",
+        "can be tried again, or given up, as one whose reward function raises. A response is complete there: the "
+        "versions of its requests are put together.",
+        "verl fails a prompt whose reward is not finite, and notes weight versions by token",
     ),
     override(
         "agent_loop.manager",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -123,10 +124,10 @@ class ScaleRLTrainer(_Behind):
         probe_first_batch(self, batch, metrics, version)
         return batch
 
-    def note_rejected(self, batch: Any) -> None:
+    def note_rejected(self, batch: Any, num_sampled: Sequence[int]) -> None:
         """Called by pipeline_rl with the rows of groups that dynamic sampling gives up: no step will see them."""
         if find_sampler(self) is not None:
-            add_visits(self.scalerl.rejected, tally_rejected(self.config, batch))
+            add_visits(self.scalerl.rejected, tally_rejected(self.config, batch, num_sampled))
 
     def _compute_advantage(self, batch: Any, metrics: dict) -> Any:
         state, sampler, watched = self.scalerl, find_sampler(self), length_step.watches_lengths(self.config)

@@ -35,7 +35,7 @@ CHUNK = 80
 TOKENS = 100
 """Of responses that are to outlast an update, however late the client asks for it."""
 OTHER_PROMPT = [6 + i % 7 for i in range(2 * BLOCK + 3)]
-SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1, 6: 0.8, 7: 1.2, 8: 1.2, 9: 0.6}
+SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1, 6: 0.8, 7: 1.2, 8: 1.2, 9: 0.6, 10: 1.15, 11: 0.75}
 """Version -> factor on every weight matrix: enough to change any log-prob by more than rounding. Version 8 loads the
 staged weights of 7 again."""
 
@@ -68,11 +68,13 @@ class Driver:
     def __init__(self, server: PipelineHttpServer) -> None:
         self.server, self.version, self.count, self.trainer = server, -1, 0, Trainer()
 
-    def start(self, prompt: list[int], num_tokens: int, **params: Any) -> tuple[str, asyncio.Task]:
+    def start(
+        self, prompt: list[int], num_tokens: int, continued: tuple[int, int] | None = None, **params: Any
+    ) -> tuple[str, asyncio.Task]:
         self.count += 1
         name = f"request-{self.count}"
         params = {"max_tokens": num_tokens, "ignore_eos": True, "logprobs": True, "temperature": 1.0, **params}
-        return name, asyncio.create_task(self.server.generate(list(prompt), params, name))
+        return name, asyncio.create_task(self.server.generate(list(prompt), params, name, continued=continued))
 
     async def generate(self, prompt: list[int], num_tokens: int) -> Any:
         return await self.start(prompt, num_tokens)[1]
@@ -230,7 +232,7 @@ async def check_failed_load(driver: Driver) -> None:
     driver.trainer.buffer.begin()
     driver.trainer.buffer.put("model.norm.weight", torch.ones(3))
     with pytest.raises(Exception, match="scalerl_swap_weights") as failure:
-        await driver.server.swap(10, [driver.trainer.buffer.finish()] * RANKS, False)
+        await driver.server.swap(12, [driver.trainer.buffer.finish()] * RANKS, False)
     await asyncio.sleep(0.5)
     assert not task.done() and await driver.server.engine.is_paused()
     report("weights that do not fit are an error, and the engine stays paused", failure.value)
@@ -265,6 +267,46 @@ async def check_chunked_prefill(driver: Driver) -> None:
         errors.append(float((torch.tensor(output.log_probs) - wanted).abs().max()))
     assert errors[0] < 1e-4 < 1e-2 < errors[1], (computed, errors)
     report("a prompt in chunks keeps the KV of those before an update", (computed, errors))
+
+
+async def check_continuation(driver: Driver) -> None:
+    """A further request of a response that went through an update, after another one."""
+    name, task = driver.start(PROMPT, TOKENS)
+    await driver.until_sampled(name, 10)
+    await driver.update(10)
+    first = await task
+    (before, num_before), (_, num_after) = first.extra_fields["versions"]
+    assert (before, first.extra_fields["prefix_version"]) == (9, 9) and num_after > BLOCK
+    prefix = PROMPT + list(first.token_ids)
+    known = len(prefix) - 1
+    # It waits in the engine when the weights change: the slots are taken.
+    names = [driver.start(OTHER_PROMPT, TOKENS) for _ in range(2)]
+    await driver.until_sampled(names[1][0], 3)
+    name, task = driver.start(prefix, 20, continued=(9, known))
+    while name not in driver.server._inner_ids:
+        await asyncio.sleep(0.01)
+    update = await driver.update(11)
+    assert update["continued_tokens"] == 0 and not task.done()
+    second = await task
+    for _, other in names:
+        await other
+    cached = second.extra_fields["num_cached_tokens"]
+    assert cached == known // BLOCK * BLOCK and second.extra_fields["prefix_version"] == 9
+    assert second.extra_fields["versions"] == [[11, 20]]
+    report("a continuation finds its own prefix, whichever versions computed it", (cached, len(prefix)))
+    tokens = [*first.token_ids, *second.token_ids]
+    # What lay in whole blocks stays as it was computed; the rest of the last one is computed under the new weights.
+    num_kept = cached - len(PROMPT) + 1 - num_before
+    runs = [[9, num_before], [10, num_kept], [11, TOKENS - num_before - num_kept + 20]]
+    scores = [score_piecewise(PROMPT, tokens, runs, False), score_piecewise(prefix, tokens[TOKENS:], [[11, 20]], False)]
+    errors = [float((torch.tensor(second.log_probs) - score[-20:]).abs().max()) for score in scores]
+    assert errors[0] < 1e-4 < 1e-2 < errors[1], errors
+    report("log-probs of a continuation are those of the KV that it found", errors)
+    stranger = await driver.generate(prefix, 2)
+    assert stranger.extra_fields["num_cached_tokens"] == 0
+    update = await driver.update(11)
+    assert (update["continued_tokens"], update["continued_recomputed_tokens"]) == (known, known - cached)
+    report("what several versions computed is not found by another response", update)
 
 
 async def check_cut(driver: Driver) -> None:
@@ -355,7 +397,7 @@ async def check_death(driver: Driver) -> None:
     """vLLM leaves who waits for a call into its engine waiting when the engine dies in it."""
     (process,) = driver.server.engine.engine_core.resources.engine_manager.processes
     os.kill(process.pid, signal.SIGSTOP)
-    update = asyncio.create_task(driver.server.swap(11, [b""] * RANKS, False))
+    update = asyncio.create_task(driver.server.swap(13, [b""] * RANKS, False))
     await asyncio.sleep(0.2)
     _, task = driver.start(PROMPT, 5)  # waits for the end of the update
     await asyncio.sleep(0.2)
@@ -382,6 +424,7 @@ async def main() -> None:
         await check_abort(driver)
         await check_hang(driver)
         await check_chunked_prefill(driver)
+        await check_continuation(driver)
         await check_failed_load(driver)
         await check_death(driver)
     finally:

@@ -14,12 +14,16 @@ from transformers import AutoModelForCausalLM
 
 @dataclass(frozen=True)
 class Response:
-    """A trained response: the step that trained it, tokens, log-probs at sampling, version runs, prompt's content."""
+    """A trained response: the step that trained it, tokens, log-probs at sampling, version runs, prompt's content.
+
+    Where ``mask`` is 0 a token was not sampled, but came from a tool.
+    """
 
     step: int
     group: str
     prompt: list[int]
     tokens: list[int]
+    mask: list[int]
     log_probs: list[float]
     runs: list[list[int]]
     reissues: int
@@ -46,6 +50,7 @@ def _read_batch(path: Path) -> Iterator[Response]:
                 group=key.split("_")[0],
                 prompt=rows["prompts"][i].tolist(),
                 tokens=rows["responses"][i].tolist(),
+                mask=rows["response_mask"][i].tolist(),
                 log_probs=rows["rollout_log_probs"][i].tolist(),
                 runs=[list(run) for run in extra["versions"]],
                 reissues=extra["reissues"],

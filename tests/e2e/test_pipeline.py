@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PipelineRL-k on the real stack: one trainer rank, one vLLM replica on the CPU, weights over gloo.
 
-One run, killed with k = 1 and resumed with k = 4.
+One run, killed with k = 1 and resumed with k = 4. Every fourth prompt of it goes through verl's tool_agent, with a
+calculator.
 """
 
 from __future__ import annotations
@@ -9,26 +10,30 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scalerl_verl.ledger.verl import STATE_FILE
 from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
-from tests.e2e.launching import FIRST_KINDS, GROUP_SIZE, NUM_PROMPTS, VerlRun, kill, last_step
+from tests.e2e.launching import FIRST_KINDS, GROUP_SIZE, NUM_PROMPTS, PROBE, VerlRun, kill, last_step
 from tests.e2e.pipeline_data import PiecewiseScorer, Response, read_responses
+from tests.e2e.probe.scalerl_test_calculator import with_tools
 from tests.e2e.weights import compare_updates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 STEPS, SAVE_EVERY, KILLED, NUM_ROWS = 22, 3, 5, 32
 FIRST_K, K = 1, 4
+LOOPS = ("single_turn_agent", "calculator_agent")
 LONG = (
     "data.max_response_length=160",
     "actor_rollout_ref.rollout.max_model_len=192",
@@ -44,16 +49,20 @@ RECIPE = ("+scalerl=[recipe,pipeline,cpu]", *PRESETS[1:])
 PREFIX = "scalerl/pipeline"
 
 
-def _overrides(assets: Path, k: int) -> list[str]:
+def _overrides(folder: Path, k: int) -> list[str]:
     """Most responses are short, and so are the steps that train them: a long one goes through several.
 
     The model learns little enough for that to stay so.
     """
     return [
         *LONG,
-        f"data.train_files={assets}/mixed.parquet",
-        f"actor_rollout_ref.model.path={assets}/uneven",
+        f"data.train_files={folder}/tools.parquet",
+        f"actor_rollout_ref.model.path={folder}/uneven",
         "actor_rollout_ref.actor.optim.lr=1e-4",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/loops.yaml",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={PROBE}/scalerl_test_tools.py",
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=2",
+        "actor_rollout_ref.rollout.multi_turn.format=counting",
         f"trainer.v1.pipeline_rl.max_staleness={k}",
         f"trainer.save_freq={SAVE_EVERY}",
         f"trainer.total_training_steps={STEPS}",
@@ -62,12 +71,22 @@ def _overrides(assets: Path, k: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pipeline")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_assets: Path) -> Path:
+    """Of both runs, with a model that knows tools, and the agent loop of each prompt."""
+    path = tmp_path_factory.mktemp("pipeline")
+    shutil.copytree(tiny_assets / "uneven", path / "uneven")
+    tokenizer = AutoTokenizer.from_pretrained(path / "uneven")
+    tokenizer.chat_template = with_tools(tokenizer.chat_template)
+    tokenizer.save_pretrained(path / "uneven")
+    rows = pandas.read_parquet(tiny_assets / "mixed.parquet")
+    rows["agent_name"] = [LOOPS[row % 4 == 3] for row in range(len(rows))]
+    rows.to_parquet(path / "tools.parquet")
+    (path / "loops.yaml").write_text(f"- name: {LOOPS[True]}\n  _target_: scalerl_test_calculator.CalculatorLoop\n")
+    return path
 
 
 @pytest.fixture(scope="module")
-def killed(run_verl: RunVerl, tiny_assets: Path, folder: Path) -> VerlRun:
+def killed(run_verl: RunVerl, folder: Path) -> VerlRun:
     """Every process gets SIGKILL some steps after a checkpoint, whatever it is doing.
 
     A prompt of the batch after each checkpoint (rows come in order, 8 a step) is held until that is written: something
@@ -85,7 +104,7 @@ def killed(run_verl: RunVerl, tiny_assets: Path, folder: Path) -> VerlRun:
             for process in processes:
                 kill(process)
 
-    return run_verl("killed", *_overrides(tiny_assets, FIRST_K), presets=PRESETS, folder=folder, each_second=end)
+    return run_verl("killed", *_overrides(folder, FIRST_K), presets=PRESETS, folder=folder, each_second=end)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +114,7 @@ def saved(folder: Path, killed: VerlRun) -> int:
 
 
 @pytest.fixture(scope="module")
-def run(run_verl: RunVerl, tiny_assets: Path, folder: Path, killed: VerlRun, saved: int) -> VerlRun:
+def run(run_verl: RunVerl, folder: Path, killed: VerlRun, saved: int) -> VerlRun:
     """The same folder, resumed and trained to its end, with validations on the way."""
     assert killed.code == -signal.SIGKILL, killed.tail()
     assert KILLED <= last_step(folder) < STEPS
@@ -103,7 +122,7 @@ def run(run_verl: RunVerl, tiny_assets: Path, folder: Path, killed: VerlRun, sav
     os.rename(folder / "metrics.jsonl", folder / "metrics-killed.jsonl")
     os.rename(folder / "weights", folder / "weights-killed")
     validation = ["trainer.test_freq=10", "actor_rollout_ref.rollout.val_kwargs.n=2"]
-    lines = [*_overrides(tiny_assets, K), *validation, "trainer.resume_mode=auto"]
+    lines = [*_overrides(folder, K), *validation, "trainer.resume_mode=auto"]
     return run_verl("resumed", *lines, presets=PRESETS, folder=folder)
 
 
@@ -149,7 +168,8 @@ def test_no_trained_token_is_older_than_k_versions(run: VerlRun, responses: list
 def test_responses_straddle_versions_and_every_token_has_one(responses: list[Response]) -> None:
     """Fault: a request that spans versions carries one version label."""
     for response in responses:
-        assert sum(count for _, count in response.runs) == len(response.tokens) == len(response.log_probs)
+        assert sum(count for _, count in response.runs) == sum(response.mask)
+        assert len(response.tokens) == len(response.mask) == len(response.log_probs)
         versions = [version for version, _ in response.runs]
         assert versions == sorted(set(versions))
     spans = Counter(len(response.runs) for response in responses)
@@ -162,7 +182,8 @@ def test_log_probs_are_those_of_the_weights_that_sampled_each_token(
 ) -> None:
     """Recomputed piecewise under the recorded weights; under the version before they are others."""
     scorer = PiecewiseScorer(tiny_assets / "model", run.folder / "weights", first=saved)
-    chosen = sorted(responses, key=lambda response: len(response.runs))[-24:]
+    whole = [response for response in responses if all(response.mask)]
+    chosen = sorted(whole, key=lambda response: len(response.runs))[-24:]
     errors, wrong = [], []
     for response in chosen:
         recorded = torch.tensor(response.log_probs)
@@ -171,6 +192,25 @@ def test_log_probs_are_those_of_the_weights_that_sampled_each_token(
     # FP32 on both sides, other kernels: rounding of up to 160 steps of attention.
     assert max(errors) < 2e-4, errors
     assert min(wrong) > 10 * max(errors), "the weights of two versions are too alike for this test to tell them apart"
+
+
+@pytest.mark.works_with("tools", "CISPO", "prompt average", "advantages", "FP32 head", "PipelineRL-k")
+@pytest.mark.fault("a request that spans versions carries one version")
+def test_tools_are_called_between_requests_and_train(responses: list[Response], tiny_assets: Path) -> None:
+    """verl's tool_agent: what the calculator returns stands between two requests, and is of no version."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_assets / "model")
+    called = [response for response in responses if not all(response.mask)]
+    of_tools = {response.content for response in called}
+    assert 32 <= len(called) and len(of_tools) == NUM_ROWS // 4, "not every prompt with a tool called it"
+    for response in called:
+        start = response.mask.index(0)
+        end = start + response.mask[start:].index(1) if 1 in response.mask[start:] else len(response.mask)
+        said = tokenizer.decode(response.tokens[:start], skip_special_tokens=True)
+        wanted = len(said) + sum(letter.isdigit() for letter in said)
+        assert f"={wanted}" in tokenizer.decode(response.tokens[start:end])
+        assert all(response.mask[end:]), "a second tool call"
+    assert {len(response.runs) for response in called} >= {1, 2}, "no response with a tool went through an update"
+    assert max(response.step - 1 - response.runs[0][0] for response in called) >= 1
 
 
 def test_updates_keep_requests_and_lose_nothing(run: VerlRun, responses: list[Response]) -> None:
@@ -243,7 +283,7 @@ def test_compute_of_a_killed_run_is_neither_lost_nor_counted_twice(
     own = first["scalerl/data/generated_tokens_sum"]
     assert first["scalerl/compute/generated_tokens"] == state["totals"]["generated_tokens"] + own
     assert 3600 * first["scalerl/compute/gpu_hours"] > state["totals"]["gpu_seconds"] > 0
-    sampled = sum(len(response.tokens) for response in [*before, *responses])
+    sampled = sum(sum(response.mask) for response in [*before, *responses])
     assert last["scalerl/compute/generated_tokens"] == sampled
     states = read_states(run)
     attempt, rest = states[: saved - STEPS], states[saved - STEPS :]

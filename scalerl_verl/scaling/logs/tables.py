@@ -62,8 +62,7 @@ def read_csv(path: Path) -> list[Log]:
         raise ReadError(f"{path} is empty: a CSV file needs a header such as compute,score,stderr") from None
     _check_header(path, header)
     rows = []
-    for row in reader:
-        number = reader.line_num  # a cell in quotes may hold several lines
+    for number, row in enumerate(reader, 2):
         if not any(cell.strip() for cell in row):
             continue
         if len(row) != len(header):
@@ -140,7 +139,7 @@ def _split_by_column(table: Table) -> list[tuple[str, Table]]:
 
 
 def _split_by_header(table: Table) -> list[tuple[str, Table]]:
-    """Parts by the names of runs in the header of an export from W&B, be it one; none if it has none.
+    """Parts by the names of runs in the header of an export from W&B; none if it has none.
 
     Of a name with several ` - ` the last one ends the run's. The columns of minimum and maximum are left out.
     """
@@ -162,7 +161,7 @@ def _split_by_header(table: Table) -> list[tuple[str, Table]]:
         ]
         columns = [*(n for n in shared if n not in own), *own]
         parts.append((run, replace(table, columns=columns, rows=rows, own=frozenset(own))))
-    return parts
+    return parts if len(parts) > 1 else [("", part) for _, part in parts]
 
 
 def _read_rows(table: Table) -> Log:
@@ -172,7 +171,7 @@ def _read_rows(table: Table) -> Log:
     rows = {}
     for i, (_, cells) in enumerate(numbers):
         rows[i] = {name: math.nan if (value := cells.get(name)) is None else value for name in metrics}
-    return Log(rows=rows, places={i: place for i, (place, _) in enumerate(numbers)}, faults=faults)
+    return Log(rows=rows, faults=faults)
 
 
 def _read_steps(table: Table) -> Log:

@@ -400,7 +400,6 @@ def test_groups_that_no_step_sees_are_judged_as_those_of_a_batch(monkeypatch: py
     """By acc, not by the reward; a response without a sampled token is none; a prompt's visit of one step is one."""
     data = {
         "rm_scores": torch.tensor([[0.0, 0.5], [0.0, 0.5], [0.0, -1.0], [0.0, -1.0], [0.0, -1.0]]),
-        "response_mask": torch.tensor([[1, 1], [1, 1], [1, 1], [1, 1], [0, 0]]),
         "extra_fields": np.array([{"reward_extra_info": {"acc": acc}} for acc in (1, 1, 0, 0, 0)], dtype=object),
         COLUMN: np.array(["right", "right", "wrong", "wrong", "wrong"], dtype=object),
     }
@@ -408,7 +407,7 @@ def test_groups_that_no_step_sees_are_judged_as_those_of_a_batch(monkeypatch: py
     monkeypatch.setattr("transfer_queue.kv_batch_get", asked)
     keys = ["a_0_0", "a_1_0", "b_0_0", "b_1_0", "b_2_0"]
     batch = KVBatchMeta(keys=keys, tags=[{"global_steps": 3}] * 5, partition_id="train")
-    visits = tally_rejected(OmegaConf.create({"algorithm": {}}), batch)
+    visits = tally_rejected(OmegaConf.create({"algorithm": {}}), batch, [2, 2, 2, 2, 0])
     assert visits == {("right", 3): (2, 2), ("wrong", 3): (0, 2)}
     add_visits(visits, {("right", 3): (1, 2), ("right", 4): (0, 2)})
     assert visits == {("right", 3): (3, 4), ("wrong", 3): (0, 2), ("right", 4): (0, 2)}

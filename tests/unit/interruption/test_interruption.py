@@ -228,27 +228,6 @@ def test_a_stop_string_that_begins_within_the_budget_ends_the_response(begun: in
     assert not record["truncated"] and len(engine.asked) == 2
 
 
-def test_versions_cover_no_token_that_a_stop_string_cut_off() -> None:
-    """The engine notes what it sampled; what comes behind a stop string of two requests is not of the response."""
-    chosen = settings()
-    script = make_script(chosen)
-
-    class NotingEngine(ScriptedEngine):
-        async def generate(self, *args: Any, **kwargs: Any) -> Any:
-            output = await super().generate(*args, **kwargs)
-            output.extra_fields["versions"] = [[len(self.asked), len(output.token_ids)]]
-            return output
-
-    engine = NotingEngine("111111STOP" + "9" * 20, "", script.phrase_ids)
-    client = InterruptingClient(
-        engine, script, make_budgets(chosen, script, 60), seed=0, session=0, step=0, stop_ids={EOS}, decode=decode
-    )
-    params = {**PARAMS, "stop": ["STOP"]}
-    output = asyncio.run(client.generate("id", prompt_ids=PROMPT, sampling_params=params))
-    assert decode(output.token_ids) == "111111STOP"
-    assert output.extra_fields["versions"] == [[1, 8], [2, 2]]
-
-
 def test_a_close_without_an_opening_is_no_thinking() -> None:
     _, record, _ = run("abc</t> is a tag$")
     assert record["outcome"] == "no_thinking" and record["thinking_tokens"] == 0

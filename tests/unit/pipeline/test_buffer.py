@@ -61,7 +61,7 @@ class World:
             num_steps=lambda: num_steps,
             lead=lead,
             group_filter=None if max_batches is None else GroupFilter("reward", max_batches, batch_groups),
-            note_rejected=lambda batch: self.rejected.append(sorted(batch.keys)),
+            note_rejected=lambda batch, num_sampled: self.rejected.append(sorted(batch.keys)),
             trainer_mode="pipeline_rl",
             trainer_config={},
             max_off_policy_threshold=None,
@@ -402,7 +402,7 @@ def test_group_that_finishes_after_the_look_is_judged_before_it_trains(monkeypat
     world = World(1, 1, monkeypatch, max_batches=0)
     world.buffer.top_up(1)
     world.finish("g0")
-    world.buffer._note_rejected = lambda batch: world.finish("g1") if "g1_0_0" not in world.rows else None
+    world.buffer._note_rejected = lambda *_: world.finish("g1") if "g1_0_0" not in world.rows else None
     world.waits = [lambda: None, lambda: world.finish_mixed("g2")]
     groups, metrics = world.sample(1)
     assert groups == ["g2"] and metrics["groups_rejected_sum"] == 2

@@ -51,6 +51,13 @@ def test_waiting_request_gets_the_prefix_of_the_new_weights() -> None:
     assert waiting.block_hashes == fresh and waiting.cache_salt == "weights-2"
 
 
+def test_waiting_request_that_goes_on_with_a_response_keeps_its_prefix() -> None:
+    waiting = make_request("waiting", "weights-1")
+    before = list(waiting.block_hashes)
+    assert begin_version(engine_with(waiting), "weights-2", ["waiting"]) == {"waiting": (0, 0)}
+    assert waiting.block_hashes == before and waiting.cache_salt == "weights-1"
+
+
 @pytest.mark.fault("the prefix cache serves a new request KV of old weights")
 def test_running_request_keeps_its_prefix_and_is_counted() -> None:
     running, prefilling = make_request("running", "weights-1"), make_request("prefilling", "weights-1")

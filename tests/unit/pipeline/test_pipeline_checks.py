@@ -56,8 +56,6 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "offloaded KV": ({f"{VLLM}.kv_offloading_size": 4}, "does not know weight versions"),
     "adapters behind verl's back": ({f"{VLLM}.enable_lora": True}, "enable_lora=True"),
     "context parallelism": ({f"{VLLM}.prefill_context_parallel_size": 2}, "verified for tensor parallelism"),
-    "several turns": ({f"{ROLLOUT}.multi_turn.enable": True}, "later turns would lose their versions"),
-    "tool agent": ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "does not pass on the versions"),
     "dynamic sampling by nothing": (
         {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": None},
         "algorithm.filter_groups.metric=None with",
@@ -93,6 +91,17 @@ def test_pipeline_goes_with_the_recipe_and_the_baselines(presets: str) -> None:
 def test_dynamic_sampling_goes_with_the_recipe_in_this_mode(presets: str) -> None:
     """Whose zero_variance=drop finds nothing to drop then, and whose curriculum learns of what was rejected."""
     assert find_problems(changed(presets, {"algorithm.filter_groups.enable": True})) == []
+
+
+def test_several_turns_and_tools() -> None:
+    changes = {
+        f"{ROLLOUT}.multi_turn.enable": True,
+        f"{ROLLOUT}.multi_turn.function_tool_path": "tools.py",
+        f"{ROLLOUT}.agent.default_agent_loop": "tool_agent",
+    }
+    assert find_problems(changed("[setup,cispo,prompt_mean,advantage,pipeline]", changes)) == []
+    (problem,) = find_problems(changed("scalerl", {f"{ROLLOUT}.multi_turn.function_tool_path": "tools.py"}))
+    assert "forced_interruption answers in a single turn and would never call a tool" in problem
 
 
 def test_adapters_go_merged() -> None:

@@ -24,7 +24,7 @@ from scalerl_verl.pipeline.weights import WeightUpdater  # noqa: E402
 
 UPDATE = {
     "pause_s": 0.1, "swap_s": 0.05, "kept_requests": 3, "recomputed_tokens": 0, "tokens_lost": 0, "idle_s": 1.0,
-    "wall_s": 4.0, "generated_tokens": 7,
+    "wall_s": 4.0, "generated_tokens": 7, "continued_tokens": 8, "continued_recomputed_tokens": 2,
 }  # fmt: skip
 
 
