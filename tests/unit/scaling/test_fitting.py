@@ -94,7 +94,7 @@ GOOD = ([1.0, 2.0, 3.0, 4.0, 5.0], [0.4, 0.5, 0.55, 0.57, 0.58], 0.3)
         (GOOD[0][:4], GOOD[1][:4], 0.3, "4 points"),
         ([0.0, *GOOD[0][1:]], GOOD[1], None, "4 points .* needs 5 beside the score before training"),
         ([-1.0, *GOOD[0][1:]], GOOD[1], 0.3, "positive"),
-        ([2.0, *GOOD[0][1:]], GOOD[1], 0.3, "duplicated"),
+        ([2.0, *GOOD[0][1:]], GOOD[1], 0.3, r"2 times \(point 1, point 2\)"),
         (GOOD[0], [0.5] * 5, 0.3, "constant"),
         (GOOD[0], [float("nan"), *GOOD[1][1:]], 0.3, "NaN"),
         ([float("nan"), *GOOD[0][1:]], GOOD[1], 0.3, "NaN"),
