@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
+from scalerl_verl.config.reward_checks import MANAGER, TAKES_PLACE
 from scalerl_verl.names import select
 from scalerl_verl.names.reading import leaves
 
@@ -27,6 +28,7 @@ _RENAMED = {
 _MOVED = {
     "reward_model.rollout.": "reward.reward_model.rollout.",
     "reward_model.reward_kwargs.": "reward.reward_kwargs.",
+    "reward_model.overlong_buffer.": "reward.reward_kwargs.overlong_buffer_cfg.",
     "reward_model.enable": "reward.reward_model.enable",
     "reward_model.n_gpus_per_node": "reward.reward_model.n_gpus_per_node",
     "reward_model.nnodes": "reward.reward_model.nnodes",
@@ -48,7 +50,9 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             if value is None:
                 continue
             new = new_key(key)
-            change = f"set {new}={value} instead" if new else f"nothing takes its place, delete it (~{key})"
+            # What has no manager of its name would be refused in a second try.
+            wanted = TAKES_PLACE.get(str(value), value) if new == MANAGER else value
+            change = f"set {new}={wanted} instead" if new else f"nothing takes its place, delete it (~{key})"
             yield f"{key}={value} has no effect: verl's V1 trainer reads no key of {section}; {change}"
 
 
