@@ -109,9 +109,9 @@ def test_patch_passes_its_own_tests_which_fail_without_it(
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda path: path.stem)
-def test_patch_tells_maintainers_symptom_cause_and_change(patch: Path) -> None:
+def test_patch_tells_maintainers_symptom_cause_change_test_and_cost(patch: Path) -> None:
     head = patch.read_text().split("\n---\n")[0]
-    starts = ["Subject: [", "\nSymptom: ", "\nCause: ", "\nChange: ", "\nTest: pytest tests/"]
+    starts = ["Subject: [", "\nSymptom: ", "\nCause: ", "\nChange: ", "\nTest: pytest tests/", "\nCost: "]
     places = [head.find(start) for start in starts]
     assert places == sorted(places) and places[0] == 0 and -1 not in places
     assert all(name in head for name in _own_tests(patch))
