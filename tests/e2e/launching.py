@@ -112,6 +112,19 @@ def make_assets(folder: Path) -> Path:
     return folder
 
 
+def make_even_model(assets: Path, folder: Path) -> Path:
+    """The tiny model with numbers of heads that two ranks can share."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(assets / "model")
+    config.num_attention_heads, config.num_key_value_heads = 4, 2
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(assets / "model").save_pretrained(folder)
+    return folder
+
+
 def passed_checks(module: str, *arguments: str) -> dict[str, str]:
     """Run a module that holds a vLLM engine and checks it; check -> what was seen, of all that it reports."""
     env = {**os.environ, **CPU_ENVIRONMENT, "SCALERL_VERL_ACTIVE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}

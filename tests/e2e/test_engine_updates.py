@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launching import passed_checks
+from tests.e2e.launching import make_even_model, passed_checks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -42,17 +42,7 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def even_model(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a number of heads that two ranks can share."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("even_model")
-    config = AutoConfig.from_pretrained(tiny_assets / "model")
-    config.num_attention_heads, config.num_key_value_heads = 4, 2
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_assets / "model").save_pretrained(folder)
-    return folder
+    return make_even_model(tiny_assets, tmp_path_factory.mktemp("even_model"))
 
 
 @pytest.fixture(scope="module", params=[("2", "plain"), ("1", "fast")], ids=["two ranks", "fast front end"])
