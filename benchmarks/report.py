@@ -20,7 +20,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.advantage.table import advantage_table
-from benchmarks.evidence import axes, family, fits, recipes, tokens, verl_runs
+from benchmarks.evidence import axes, family, fits, recipes, studies, tokens, verl_runs
 from benchmarks.fit.table import coverage_table, fit_table
 from benchmarks.frontend.table import frontend_table
 from benchmarks.head import tables as head
@@ -28,7 +28,7 @@ from benchmarks.pipeline import tables as pipeline
 from benchmarks.planning.updates import updates_table
 from benchmarks.quickstart.table import quickstart_table
 from benchmarks.reasoning import table as reasoning
-from benchmarks.reference import baselines, combinations, commands, keys, launches, patches, works_with
+from benchmarks.reference import api, baselines, combinations, commands, keys, launches, patches, works_with
 from benchmarks.rows import REPO
 from benchmarks.step.table import short_table, step_table
 
@@ -82,6 +82,9 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "tokens": tokens.tokens_table,
         "axes": axes.axes_table,
         "fits-larger": partial(fits.fits_table, fits.LARGER),
+        "study-rate": partial(studies.study_table, "rate", (32, 160)),
+        "study-staleness": partial(studies.study_table, "staleness", (64, 128)),
+        "study-where": studies.where,
         "mismatch": verl_runs.mismatch_table,
         "mismatch-where": verl_runs.mismatch_where,
         "off-policy": partial(verl_runs.off_policy_table, is_gpu=False),
@@ -98,6 +101,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "families": reasoning.families_table,
     },
     "docs/baselines.md": {"keys": baselines.keys_table},
+    "docs/api.md": {part: partial(api.section, part) for part in api.SECTIONS},
 }
 
 

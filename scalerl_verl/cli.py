@@ -7,17 +7,16 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from scalerl_verl import __version__
 from scalerl_verl.names import COMMAND
 from scalerl_verl.planning.command import add_plan
 from scalerl_verl.scaling.arguments import add_commands
-from scalerl_verl.terminal import accept_any_text
+from scalerl_verl.terminal import accept_any_text, run_to_end, say
 
 USAGE = 2
 """Exit code where nothing was asked, as argparse's for what it does not understand."""
-PIPE_CLOSED = 141
-"""Exit code where nobody reads the output: a shell's for a program that SIGPIPE ended."""
 
 EPILOG = """exit codes: 0 done; 1 a file, an argument or the installation is wrong; 2 usage; 3 done, but the answer is
 not the wanted one: a run does not fit, a ceiling is not identified; 4 refused: the data of a run hold no curve.
@@ -49,7 +48,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     cluster = arguments.cluster or os.environ.get("RAY_ADDRESS") or None
     report = run_doctor(not arguments.no_processes, arguments.run_dir, None if cluster == "local" else cluster)
-    print(report.render(arguments.verbose))
+    say(report.render(arguments.verbose))
     return int(bool(report.problems))
 
 
@@ -64,7 +63,7 @@ def _complete(arguments: argparse.Namespace) -> int:
         for action in command._actions:
             if action.dest in FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
-    print(shtab.complete(parser, shell=arguments.shell))
+    say(shtab.complete(parser, shell=arguments.shell))
     return 0
 
 
@@ -73,10 +72,20 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     return dict(action.choices)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Prints help and version as commands print; argparse would pass over output that cannot be written."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message and file is not None and file is sys.stdout:
+            say(message.removesuffix("\n"))
+        else:
+            super()._print_message(message, file)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser with one sub-command a task."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=COMMAND, description="ScaleRL for verl: tools around the plugin.", epilog=EPILOG, formatter_class=raw
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
@@ -119,16 +128,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     accept_any_text()
+    return run_to_end(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = _parse(argv)
     if arguments.command is None:
         build_parser().print_help(sys.stderr)
         return USAGE
-    try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
-        return PIPE_CLOSED
+    code: int = arguments.run(arguments)
     return code
 
 

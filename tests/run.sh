@@ -6,9 +6,9 @@ usage() {
   cat <<'TEXT'
 usage: bash tests/run.sh [--setup-only | --lint | --docs] [pytest arguments]
 
-Installs what the tests need into .venv, then runs lint, types and every test that needs no GPU (about 35 minutes on
-two cores): first those that start no run, two at a time, then the runs. Arguments go to pytest, and then the rest is left
-out: bash tests/run.sh tests/unit -x
+Installs what the tests need into .venv, then runs lint, types and every test that needs no GPU (about 40 minutes on
+two cores): runs of verl one after the other, and the other tests beside them at a lower priority; these are shown when
+the runs are over. Arguments go to pytest, and then the rest is left out: bash tests/run.sh tests/unit -x
 
   --setup-only  install, and stop
   --lint        lint and types alone (a minute after the installation)
@@ -52,7 +52,13 @@ if [ $# -gt 0 ]; then
   exec python -m pytest "$@"
 fi
 lint
+# Most of a run is one process after the other that imports verl: the other tests use the processors that it leaves idle.
+log=$(mktemp)
+nice -n 10 python -m pytest -n 2 --dist loadfile -m "not gpu and not e2e" --ignore=tests/e2e >"$log" 2>&1 &
+others=$!
+trap 'kill "$others" 2>/dev/null || true; cat "$log"; rm -f "$log"' EXIT
 code=0
-echo "== tests" && python -m pytest -n 2 --dist loadfile -m "not gpu and not e2e" --ignore=tests/e2e || code=$?
 echo "== runs" && python -m pytest -m "e2e and not gpu" tests/e2e tests/faults || code=$?
+wait "$others" || code=$?
+echo "== tests"
 exit $code

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often the default fit's 95% interval holds the true ceiling, and how often `identified` stands over a wrong one.
 
-python -m benchmarks.fit.coverage                         200 fits a cell, as recorded
+python -m benchmarks.fit.coverage                         2,000 fits a cell, as recorded
 python -m benchmarks.fit.coverage --dry-run --fits 20
 """
 
@@ -133,7 +133,7 @@ def is_reached(row: dict[str, Any]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fits", type=int, default=200, help="of each cell")
+    parser.add_argument("--fits", type=int, default=2000, help="of each cell")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dry-run", action="store_true", help="print, record nothing")
     arguments = parser.parse_args()

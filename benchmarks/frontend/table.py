@@ -6,7 +6,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from benchmarks.frontend.turns import ENGINE, LIBRARY, OURS, VERL, WAYS
+from benchmarks.frontend.turns import ENGINE, LIBRARY, OURS, SERVED, VERL
 from benchmarks.markdown import Row, table, where_table
 from benchmarks.rows import read_rows
 
@@ -23,18 +23,22 @@ SPEED_HEADS = (
 COST_HEADS = (*CASE_HEADS, "verl's busy", "the fast one busy", "verl's grew MiB", "the fast one grew MiB")
 
 
-def newest_cases(rows: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    """Case -> its rows of the newest run that has it; small sizes, which are for trying out, are left out."""
-    newest: dict[tuple[Any, ...], list[Row]] = {}
+def cases_of(rows: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Case -> its rows, oldest first; small sizes, which are for trying out, are left out."""
+    cases: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         case = row["case"]
-        if case["size"] == "tiny":
-            continue
-        found = newest.setdefault((case["params"], case["requests"], case["tokens"]), [])
-        if found and found[-1]["run_id"] != row["run_id"]:
-            found.clear()
-        found.append(row)
-    return dict(sorted(newest.items()))
+        if case["size"] != "tiny":
+            cases.setdefault((case["params"], case["requests"], case["tokens"]), []).append(row)
+    return dict(sorted(cases.items()))
+
+
+def newest_run(rows: list[Row], way: str) -> list[Row]:
+    """Rows of the newest run that has a way: what is compared with it was measured together."""
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        runs[row["run_id"]] = [*runs.pop(row["run_id"], []), row]
+    return next((found for found in reversed(runs.values()) if way in {row["impl"] for row in found}), [])
 
 
 def frontend_table() -> str:
@@ -43,20 +47,25 @@ def frontend_table() -> str:
     Raises:
         ValueError: none is recorded.
     """
-    cases = newest_cases(read_rows("frontend"))
+    cases = cases_of(read_rows("frontend"))
     if not cases:
         raise ValueError("no rows of the front end are recorded: run python -m benchmarks.frontend.bench on a GPU")
     speeds, costs = [], []
-    for (params, requests, tokens), rows in cases.items():
+    where: dict[str, list[Row]] = {}
+    for (params, requests, tokens), found in cases.items():
         case = (f"{params / 1e9:.2f}B", f"{requests} x {tokens:,}")
-        rates = {name: _median(rows, name, lambda row: row["value"]) for name in WAYS}
-        gains = [_shown(_ratio(rates[OURS], rates[name]), "{:.2f}") for name in (VERL, LIBRARY)]
-        speeds.append((*case, *(_shown(rates[name], "{:,.0f}") for name in WAYS), *gains))
+        rows, library = newest_run(found, VERL), newest_run(found, LIBRARY)
+        rates = {name: _median(rows, name, lambda row: row["value"]) for name in SERVED}
+        beside = {name: _median(library, name, lambda row: row["value"]) for name in (OURS, LIBRARY)}
+        gains = [_ratio(rates[OURS], rates[VERL]), _ratio(beside[OURS], beside[LIBRARY])]
+        cells = (_shown(rate, "{:,.0f}") for rate in (*rates.values(), beside[LIBRARY]))
+        speeds.append((*case, *cells, *(_shown(gain, "{:.2f}") for gain in gains)))
+        where.setdefault(case[0], []).extend([*rows[:1], *library[:1]])
         busy = [_median(rows, name, lambda row: row["frontend_cpu_s"] / row["seconds"]) for name in (VERL, OURS)]
         grew = [_median(rows, name, lambda row: row.get("frontend_grew_mib")) for name in (VERL, OURS)]
         costs.append((*case, *(_shown(each, "{:.0%}") for each in busy), *(_shown(each, "{:,.0f}") for each in grew)))
-    where = where_table({f"{key[0] / 1e9:.2f}B": rows[:1] for key, rows in cases.items()}, ("verl", "vllm", "torch"))
-    return "\n\n".join((table(SPEED_HEADS, speeds), table(COST_HEADS, costs), where))
+    places = where_table(where, ("verl", "vllm", "torch"))
+    return "\n\n".join((table(SPEED_HEADS, speeds), table(COST_HEADS, costs), places))
 
 
 def _median(rows: list[Row], name: str, value: Any) -> float | None:

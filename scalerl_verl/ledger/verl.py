@@ -29,9 +29,10 @@ from scalerl_verl.ledger.validation import measure_pass_rate
 from scalerl_verl.ledger.validation_prompts import ValidationPrompts
 from scalerl_verl.names import ACTOR, PLATFORM_ENV, PPO_OFF_POLICY, ROLLOUT, select
 from scalerl_verl.names.asking import asked_names, is_bypassed, only_validates, trainer_mode
+from scalerl_verl.scaling.logs.segments import COMPUTE_FILE
 
 STATE_FILE = "scalerl_compute.json"
-LOG_FILE = "scalerl_compute.jsonl"
+LOG_FILE = COMPUTE_FILE
 TERA = 1e12
 FORWARD_SHARE = 1 / 3
 """Of the FLOPs of a training pass (forward and backward), which is what verl's counter estimates."""

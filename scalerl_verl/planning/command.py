@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.names import MODEL, ROLLOUT, select
 from scalerl_verl.planning.balance import DEVICES, Assumptions
+from scalerl_verl.terminal import say
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -86,7 +87,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     except ScaleRLConfigError as error:
         print("\n".join(f"error: {problem}" for problem in error.problems), file=sys.stderr)
         return WRONG
-    print(json.dumps(report.to_dict(plan), indent=2) if arguments.json else report.to_text(plan))
+    say(json.dumps(report.to_dict(plan), indent=2) if arguments.json else report.to_text(plan))
     return REFUSED if plan.problems else FITS
 
 

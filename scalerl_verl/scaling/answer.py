@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import math
 import sys
@@ -15,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from scalerl_verl.scaling.fit.points import FitRefused
+from scalerl_verl.scaling.logs.reading import ERRORS
 from scalerl_verl.scaling.logs.segments import ReadError
+from scalerl_verl.terminal import as_text, say
 
 SCHEMA = 1
 """Of the JSON; a higher one when a field goes or changes its meaning, not when one is added."""
@@ -76,7 +77,7 @@ class Answer:
                 yield
             except (FitRefused, ReadError):
                 raise
-            except (OSError, ValueError, RuntimeError, csv.Error) as error:  # RecursionError among them
+            except ERRORS as error:
                 raise ReadError(f"{run} cannot be read: {type(error).__name__}: {error}") from error
 
     def refuse(self, run: str, refusal: FitRefused) -> None:
@@ -109,10 +110,9 @@ class Answer:
     def show(self, as_json: bool) -> None:
         """Print the answer, then on standard error what was refused, and the error that ended it."""
         if as_json:
-            print(json.dumps(self.to_dict(), indent=2, allow_nan=False))
+            say(json.dumps(self.to_dict(), indent=2, allow_nan=False))
         elif self.parts:
-            print("\n\n".join(self.parts))
-        sys.stdout.flush()
+            say("\n\n".join(self.parts))
         for refusal in self.refused:
             print(refusal, file=sys.stderr)
         if self.error is not None:
@@ -120,13 +120,15 @@ class Answer:
 
 
 def make_plain(value: Any) -> Any:
-    """Values as JSON has them, which knows neither infinity nor NaN: null."""
+    """Values as JSON has them, which knows neither infinity nor NaN, which are null, nor text that is no UTF-8."""
     if isinstance(value, dict):
-        return {key: make_plain(item) for key, item in value.items()}
+        return {make_plain(key): make_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [make_plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return make_plain(value.tolist())
+    if isinstance(value, str):
+        return as_text(value)
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

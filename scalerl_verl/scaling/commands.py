@@ -21,7 +21,15 @@ from scalerl_verl.scaling.fit.prediction import compute_to_reach, predict, worth
 from scalerl_verl.scaling.fit.result import CurveFit
 from scalerl_verl.scaling.fit.rivals import compare_held_out, rank_past
 from scalerl_verl.scaling.grouping import choose_groups
-from scalerl_verl.scaling.inputs import Inputs, choose_points, choose_R0, fit_all, need_profile, read_inputs
+from scalerl_verl.scaling.inputs import (
+    Inputs,
+    check_numbers,
+    choose_points,
+    choose_R0,
+    fit_all,
+    need_profile,
+    read_inputs,
+)
 from scalerl_verl.scaling.logs.segments import ReadError
 from scalerl_verl.scaling.setting_commands import run_advise, run_sizes
 
@@ -32,6 +40,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Run one of the commands; returns the exit code (see `arguments.EXIT_CODES`)."""
     answer = Answer(options.command)
     try:
+        check_numbers(options)
         _COMMANDS[options.command](options, read_inputs(options, answer), answer)
     except FitRefused as refusal:  # of no single run
         answer.refuse("", refusal)

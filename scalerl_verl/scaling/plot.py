@@ -10,12 +10,14 @@ from pathlib import Path
 from scalerl_verl.scaling.fit.result import CurveFit
 from scalerl_verl.scaling.logs.segments import ReadError
 from scalerl_verl.scaling.pictures import page, static
+from scalerl_verl.terminal import as_text, printable
 
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 KINDS = ("curve", "linear")
 EXTRAPOLATE = 4.0
 TITLES = {"curve": "Compute and pass rate", "linear": "Log-log: lines of slope B"}
 DPI = 150
+MAX_LETTERS = 20
 
 
 def check_name(path: Path) -> None:
@@ -43,6 +45,7 @@ def write_plot(
         fits: by name. unit: of the compute, for the axis.
         kind: `curve`: score against compute; `linear`: F(R) = (C / C_mid)^B, log-log.
         until: extrapolate up to this compute; None: 4 times the data.
+        title: above the picture; empty for none.
 
     Returns:
         A note on what the file lacks; empty if nothing.
@@ -58,15 +61,30 @@ def write_plot(
         raise ReadError(f"--until {until:g} must lie beyond the last point, {last:g}")
     end = until or last * EXTRAPOLATE
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix != ".html":
-        static.draw(fits, unit, kind, end, title).savefig(path, dpi=DPI)
+    fits = {printable(name): fit for name, fit in fits.items()}
+    unit, title = printable(unit), as_text(title)
+    is_page = path.suffix == ".html"
+    has_hover = is_page and kind == "curve" and page.is_plotly_there()
+    with static.watch_letters() as missing:
+        if is_page:
+            picture = page.draw_hover(fits, unit, end) if has_hover else draw_svg(fits, unit, kind, end)
+        else:
+            static.draw(fits, unit, kind, end, title).savefig(path, dpi=DPI)
+    notes = [_describe_missing(missing)]
+    if is_page:
+        path.write_text(page.make_page(picture, fits, unit, title or TITLES[kind]), encoding="utf-8")
+        notes += [] if has_hover or kind != "curve" else ["the page has no hover: pip install 'scalerl-verl[html]'"]
+    return "; ".join(filter(None, notes))
+
+
+def _describe_missing(letters: set[str]) -> str:
+    if not letters:
         return ""
-    has_hover = kind == "curve" and page.is_plotly_there()
-    picture = page.draw_hover(fits, unit, end) if has_hover else draw_svg(fits, unit, kind, end)
-    path.write_text(page.make_page(picture, fits, unit, title or TITLES[kind]), encoding="utf-8")
-    if has_hover or kind != "curve":
-        return ""
-    return "the page has no hover: pip install 'scalerl-verl[html]'"
+    shown = "".join(sorted(letters)[:MAX_LETTERS])
+    return (
+        f"the font of the picture lacks {shown}, drawn as boxes: rename the runs with --names, or install a font that "
+        "has them and name it in matplotlib's font.family"
+    )
 
 
 def draw_svg(fits: Mapping[str, CurveFit], unit: str, kind: str, until: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from scalerl_verl.scaling import setting_report
 from scalerl_verl.scaling.answer import Answer
-from scalerl_verl.scaling.fit.advice import advise, best_by_budget, supported_budgets
+from scalerl_verl.scaling.fit.advice import advise, best_by_budget, check_different, supported_budgets
 from scalerl_verl.scaling.fit.points import FitRefused
 from scalerl_verl.scaling.fit.result import CurveFit
 from scalerl_verl.scaling.fit.settings import Settings, read_settings
@@ -24,6 +24,8 @@ def run_sizes(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> No
     if len(names) > 1:
         raise ValueError(f"--by finds {', '.join(names)}: a law over sizes has one setting")
     fits = _fit_and_tell(options, inputs, answer, settings)
+    if not fits:  # each has its own reason
+        return
     sizes = {run: settings[run][names[0]] for run in fits}
     law = fit_size_law(fits, sizes)
     answer.more["law"] = {"setting": names[0], **law.to_dict(options.at)}
@@ -34,7 +36,14 @@ def run_advise(options: argparse.Namespace, inputs: Inputs, answer: Answer) -> N
     """What measured curves favour at each budget."""
     need_profile(options, "scores are compared by the intervals of the default method")
     settings = read_settings(inputs.curves, options.by)
+    if len(settings) > 1:
+        check_different(settings.values())
     fits = _fit_and_tell(options, inputs, answer, settings)
+    if answer.refused and len({tuple(settings[run].values()) for run in fits}) < 2:
+        answer.more |= {"advice": [], "best_by_budget": []}
+        if fits:
+            answer.parts.append(f"Only {', '.join(fits)} could be fitted: no comparison.")
+        return
     advices = [advise(fits, settings, budget) for budget in options.budget]
     answer.more["advice"] = [advice.to_dict() for advice in advices]
     answer.parts += [setting_report.describe_advice(advice, inputs.x_label) for advice in advices]

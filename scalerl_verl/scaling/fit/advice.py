@@ -9,7 +9,7 @@ budget by their own curves, and only where a run says something about it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,7 @@ def advise(fits: Mapping[str, CurveFit], settings: Mapping[str, Settings], budge
     """
     if not (math.isfinite(budget) and budget > 0):
         raise ValueError(f"budget={budget!r} must be a positive amount of compute")
-    if len({_key(settings[name]) for name in fits}) < 2:
-        raise ValueError("all runs have the same settings: advice needs runs of two settings or more")
+    check_different([settings[name] for name in fits])
     left_out = {name: reason for name, fit in fits.items() if (reason := _silent(fit, budget)) is not None}
     groups: dict[Key, list[str]] = {}
     for name in fits:
@@ -113,8 +112,22 @@ def advise(fits: Mapping[str, CurveFit], settings: Mapping[str, Settings], budge
     return Advice(budget, tuple(candidates), left_out, edges)
 
 
+def check_different(settings: Iterable[Settings]) -> None:
+    """Refuse runs that all have one setting.
+
+    Raises:
+        ValueError: they have.
+    """
+    found = {_key(item): item for item in settings}
+    if len(found) < 2:
+        told = "".join(f" ({describe(item)})" for item in found.values())
+        raise ValueError(f"all runs have the same settings{told}: advice needs runs of two settings or more")
+
+
 def supported_budgets(fits: Mapping[str, CurveFit]) -> list[float]:
     """Budgets that every run says something about, on a logarithmic grid; none where there is no such budget."""
+    if not fits:
+        return []
     low = max(float(fit.points.trained.compute[0]) for fit in fits.values())
     high = min(float(fit.points.compute[-1]) for fit in fits.values())
     return [float(budget) for budget in np.geomspace(low, high, PLACES)] if high > low else []

@@ -17,8 +17,12 @@ def sigmoid(
 ) -> Array:
     """Return `R0 + (A - R0) / (1 + (C_mid / C)^B)` (Eq. 1), which is R0 at C = 0 and half way to A at C_mid.
 
-    `compute` has any unit and shape, C_mid > 0 has the same unit; B > 0 is the steepness and A the ceiling. Arrays
-    broadcast.
+    Args:
+        compute: 0 or more, in any unit and shape; arrays broadcast.
+        A: the ceiling.
+        B: the steepness, above 0.
+        C_mid: compute at half of the rise, above 0, in the unit of `compute`.
+        R0: score at zero compute.
 
     Raises:
         ValueError: a parameter or a compute value that the equation does not cover.

@@ -22,8 +22,10 @@ from scalerl_verl.scaling.fit.solver import Problems
 PAPER_C_MID = (100.0, 40000.0, 100)
 NUM_FINISHED = 48
 """Cells that Newton steps finish; the parabola through the table is exact enough to put the best one among them."""
-POINTS_AT_ONCE = 2000
-"""Of the table of 100 x 50 curves: bounds its memory to 80 MB for any number of points."""
+MAX_VALUES, MAX_CELLS = 10_000, 250_000
+"""Of A and of C_mid, and of pairs of them: seconds and 100 MB. The finest grid of the paper has 14,000 pairs."""
+ENTRIES_AT_ONCE = 10_000_000
+"""Of curves times points in the table: bounds its memory to 80 MB for any number of either."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Grid:
                     f"the grid of {name} must be two or more positive, ascending values, got {values.tolist()[:5]}..."
                 )
             object.__setattr__(self, name, values)
+        if len(self.A) * len(self.C_mid) > MAX_CELLS:
+            raise ValueError(
+                f"the grid has {len(self.A):,} values of A and {len(self.C_mid):,} of C_mid: give a coarser one, of at "
+                f"most {MAX_CELLS:,} pairs"
+            )
         if self.A[-1] > 1:
             raise ValueError(f"the grid of A ends at {self.A[-1]:g}; a pass rate has a ceiling of at most 1")
 
@@ -156,8 +163,9 @@ def _tabulate(problems: Problems, values_A: Array, log_C: Array, log_B: Array, R
     y, a = problems.y[0], values_A[:, None]
     num_cells = len(log_C) * len(log_B)
     g, gg, yg = np.zeros(num_cells), np.zeros(num_cells), np.zeros(num_cells)
-    for first in range(0, len(y), POINTS_AT_ONCE):
-        part = slice(first, first + POINTS_AT_ONCE)
+    points_at_once = max(ENTRIES_AT_ONCE // num_cells, 1)
+    for first in range(0, len(y), points_at_once):
+        part = slice(first, first + points_at_once)
         g_KN = rise(problems.x[:, part], np.tile(log_B, len(log_C))[:, None], np.repeat(log_C, len(log_B))[:, None])
         g += g_KN.sum(1)
         gg += np.einsum("kn,kn->k", g_KN, g_KN)

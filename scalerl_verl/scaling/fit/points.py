@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,10 @@ from scalerl_verl.scaling.fit.curve import LOG_ZERO, Array, Mask
 
 MIN_STDERR_SHARE = 0.1
 """A standard error below this share of the median one is raised to it: a lucky 0 must not outweigh all other points."""
+
+MAX_NAMED = 3
+COMPUTE_RANGE = 1e-100, 1e100
+"""Of compute above zero: beyond it products of numbers overflow, and nothing that can be spent is there."""
 
 
 class FitRefused(ValueError):
@@ -46,8 +51,13 @@ class Points:
         score: ArrayLike,
         stderr: ArrayLike | None = None,
         prompt_scores: ArrayLike | None = None,
+        places: Sequence[str] = (),
     ) -> Points:
         """Sort and check.
+
+        Args:
+            compute, score, stderr, prompt_scores: as the fields, in any order.
+            places: where each point stands in its source, for messages; none: its number.
 
         Raises:
             FitRefused: the values are no points of a curve.
@@ -56,7 +66,7 @@ class Points:
         errors = None if stderr is None else np.asarray(stderr, dtype=np.float64)
         prompts = None if prompt_scores is None else np.asarray(prompt_scores, dtype=np.float64)
         _check_shapes(compute, score, errors, prompts)
-        _check_values(compute, score, errors)
+        _check_values(compute, score, errors, places or [f"point {i}" for i in range(1, len(score) + 1)])
         order = np.argsort(compute)
         errors = None if errors is None else errors[order]
         return cls(compute[order], score[order], errors, None if prompts is None else prompts[:, order])
@@ -150,33 +160,50 @@ def _check_shapes(compute: Array, score: Array, stderr: Array | None, prompts: A
         raise FitRefused("shape", f"prompt_scores {prompts.shape} must be [prompts, {len(score)}].")
 
 
-def _check_values(compute: Array, score: Array, stderr: Array | None) -> None:
+def _check_values(compute: Array, score: Array, stderr: Array | None, places: Sequence[str]) -> None:
     bad = ~(np.isfinite(compute) & np.isfinite(score))
     if bad.any():
         raise FitRefused(
             "not_finite",
-            f"compute or score holds a NaN or an infinity in {bad.sum()} of {len(bad)} points, the first is number "
-            f"{int(bad.argmax()) + 1}; leave those points out.",
+            f"compute or score holds a NaN or an infinity in {bad.sum()} of {len(bad)} points ({_name(bad, places)}); "
+            "leave those points out.",
         )
     if np.any(compute < 0):
         raise FitRefused(
             "non_positive_compute",
-            f"compute must be positive, or 0 for the score before training; got {compute.min():g}: correct it.",
+            f"compute must be positive, or 0 for the score before training; got {compute.min():g} "
+            f"({_name(compute < 0, places)}): correct it.",
+        )
+    outside = (compute > 0) & ((compute < COMPUTE_RANGE[0]) | (compute > COMPUTE_RANGE[1]))
+    if outside.any():
+        raise FitRefused(
+            "compute_out_of_range",
+            f"compute must be 0 or lie between {COMPUTE_RANGE[0]:g} and {COMPUTE_RANGE[1]:g}; got "
+            f"{compute[outside][0]:g} ({_name(outside, places)}): take another unit.",
         )
     if len(score) and (score.min() < 0 or score.max() > 1):
         raise FitRefused(
             "score_out_of_range",
-            f"scores run from {score.min():g} to {score.max():g}; pass rates lie between 0 and 1 (divide percentages "
-            "by 100; of rewards of +-1 fit the accuracy).",
+            f"scores run from {score.min():g} to {score.max():g} ({_name((score < 0) | (score > 1), places)}); "
+            "pass rates lie between 0 and 1 (divide percentages by 100; of rewards of +-1 fit the accuracy).",
         )
     values, counts = np.unique(compute, return_counts=True)
     if len(values) < len(compute):
+        value = values[counts.argmax()]
         raise FitRefused(
             "duplicate_compute",
-            f"compute {values[counts.argmax()]:g} occurs {counts.max()} times: compute values are duplicated; keep one "
-            "point for each value, or average their scores.",
+            f"compute {value:g} occurs {counts.max()} times ({_name(compute == value, places)}): keep one point for "
+            "each value, or average their scores; of several runs in a table name each row's in a column `run`.",
         )
     if stderr is not None and not (np.isfinite(stderr).all() and (stderr >= 0).all()):
         raise FitRefused(
-            "bad_stderr", "stderr holds a negative value, a NaN or an infinity; correct it or leave it out."
+            "bad_stderr",
+            "stderr holds a negative value, a NaN or an infinity "
+            f"({_name(~(np.isfinite(stderr) & (stderr >= 0)), places)}); correct it or leave it out.",
         )
+
+
+def _name(chosen: Mask, places: Sequence[str]) -> str:
+    """The first places of those chosen."""
+    named = [place for place, is_chosen in zip(places, chosen, strict=True) if is_chosen]
+    return ", ".join(named[:MAX_NAMED]) + (", ..." if len(named) > MAX_NAMED else "")

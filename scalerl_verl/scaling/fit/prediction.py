@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,8 @@ from scalerl_verl.scaling.fit.solver import Problems
 PULLS = (float(np.log(1e-12)), float(np.log(1e4)))
 """Range of the log of the weight of the pseudo-point that pulls the curve at one place."""
 MAX_STEPS = 24
-BAND_POINTS = 40
+BAND_POINTS = 40, 24, 120
+"""Of a band for a picture: at least, for each decade, at most."""
 JUMP = 0.01  # of the log of the pull: a smaller gap between inside and outside of the limit is a jump
 HALVINGS = 14
 REFINEMENTS, REFINED_POINTS = 2, 12
@@ -218,9 +220,17 @@ def add_noise(fit: CurveFit, prediction: Prediction, stderr: Array | None = None
     return low, high
 
 
-def band(fit: CurveFit, low: float, high: float, num: int = BAND_POINTS) -> Prediction:
-    """Predictions on a logarithmic grid from `low` to `high`, for a plot."""
-    return predict(fit, np.geomspace(low, high, num))
+def band(fit: CurveFit, low: float, high: float) -> Prediction:
+    """Predictions on a logarithmic grid from `low` to `high`, for a plot.
+
+    No curve falls, so neither end of the interval does: where the search at one place was less exact than at its
+    neighbour the wider one counts.
+    """
+    least, per_decade, most = BAND_POINTS
+    num = int(np.clip(np.ceil(np.log10(high / low) * per_decade), least, most))
+    found = predict(fit, np.geomspace(low, high, num))
+    lowest = np.minimum.accumulate(found.low[::-1])[::-1]
+    return dataclasses.replace(found, low=lowest, high=np.maximum.accumulate(found.high))
 
 
 def compute_to_reach(fit: CurveFit, score: float) -> Reach:

@@ -28,23 +28,21 @@ def read_settings(names: Iterable[str], pattern: str) -> dict[str, dict[str, flo
     try:
         expression = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"--by {pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"--by {pattern} is no regular expression: {error}") from None
     if not expression.groupindex:
-        raise ValueError(f"--by {pattern!r} names no setting: write (?P<n>\\d+), with n the name of the setting")
+        raise ValueError(f"--by {pattern} names no setting: write (?P<n>\\d+), with n the name of the setting")
     found: dict[str, dict[str, float]] = {}
     for name in names:
         match = expression.search(name)
         if match is None:
-            raise ValueError(
-                f"--by {pattern!r} is not found in the run name {name!r}: change it, or name runs by --names"
-            )
+            raise ValueError(f"--by {pattern} is not found in the run name {name}: change it, or name runs by --names")
         found[name] = {}
         for key, text in match.groupdict().items():
             _refuse_cut(name, match.span(key), key)
             try:
                 found[name][key] = read_number(text or "")
             except ValueError as error:
-                raise ValueError(f"{key} of the run {name!r}: {error}") from None
+                raise ValueError(f"{key} of the run {name}: {error}") from None
     return found
 
 
@@ -58,7 +56,7 @@ def _refuse_cut(name: str, span: tuple[int, int], key: str) -> None:
     begins, ends = re.match(r"[.\d]", part), re.search(r"[.\d]$", part)
     if (begins and re.search(r"\d[.]?$", before)) or (ends and re.match(r"[.]?\d", after)):
         raise ValueError(
-            f"--by finds {key}={part} inside a longer number of the run name {name!r}: take the whole of "
+            f"--by finds {key}={part} inside a longer number of the run name {name}: take the whole of "
             r"it, as (?P<n>\d+) or (?P<size>[\d.]+b) do"
         )
 
@@ -72,7 +70,7 @@ def read_number(text: str) -> float:
     match = _NUMBER.fullmatch(text)
     value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
     if value <= 0:
-        raise ValueError(f"{text!r} is no positive number (16, 0.5b, 1.7B, 135m)")
+        raise ValueError(f"'{text}' is no positive number (16, 0.5b, 1.7B, 135m)")
     return value
 
 

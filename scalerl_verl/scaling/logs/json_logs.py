@@ -97,7 +97,7 @@ def _read_rows(path: Path, rows: list[tuple[str, Any]], notes: list[str]) -> lis
 
 
 def _read_nested(path: Path, rows: list[tuple[str, Any]]) -> Log:
-    found, left_out = [], LeftOut()
+    found, left_out, faults = [], LeftOut(), dict[str, str]()
     for place, row in rows:
         try:
             step, data = read_step(row["step"]), row["data"]
@@ -108,5 +108,5 @@ def _read_nested(path: Path, rows: list[tuple[str, Any]]) -> Log:
         if isinstance(step, str):
             left_out.add(step, place)
         else:
-            found.append((step, read_numbers(data)))
-    return Log(split_attempts(found, str(path)), notes=left_out.notes(str(path)))
+            found.append((step, read_numbers(data, faults, f"{path} {place}")))
+    return Log(split_attempts(found, str(path)), faults=faults, notes=left_out.notes(str(path)))

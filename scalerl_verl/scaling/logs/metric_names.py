@@ -11,6 +11,8 @@ from scalerl_verl.scaling.logs.segments import ReadError, RunLog
 
 PASS_RATE = "scalerl/validation/pass_rate"
 SCORE = "score"
+VERLS = ("actor/", "critic/", "timing_s/", "perf/", "training/")
+"""What names of metrics that verl logs at each step begin with."""
 CORE = re.compile(r"val-core/.*/mean(@|_at_)\d+")
 """verl's main score of a data source; its logger for MLflow writes `_at_`."""
 LIKELY = ("val", "eval", "test", "acc", "pass", "score", "reward", "correct")
@@ -36,9 +38,11 @@ def find_score(run: RunLog, y: str | None) -> str:
         raise ReadError(f"{run.name} has several validation scores: choose one with --y: {_join(core, len(core))}")
     if SCORE in names:
         return SCORE
+    is_verls = any(name.startswith(VERLS) for name in names)
+    more = ", or set trainer.test_freq, without which verl does not validate" if is_verls else ""
     raise ReadError(
-        f"{run.name} logs no validation score ({PASS_RATE} or val-core/.../mean@N): choose another metric with --y, or "
-        f"set trainer.test_freq. It has {list_names(names)}"
+        f"{run.name} has no score by a name that is known ({PASS_RATE}, val-core/.../mean@N, {SCORE}): name its metric "
+        f"with --y{more}. It has {list_names(names)}"
     )
 
 

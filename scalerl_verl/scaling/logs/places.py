@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scalerl_verl.names import SAMPLER_LOG_NAME
 from scalerl_verl.scaling.logs.event_files import PATTERN as EVENTS
 from scalerl_verl.scaling.logs.json_logs import is_log
 from scalerl_verl.scaling.logs.mlflow_store import find_runs
-from scalerl_verl.scaling.logs.segments import STEPS_FILE, ReadError
+from scalerl_verl.scaling.logs.segments import COMPUTE_FILE, STEPS_FILE, ReadError
+from scalerl_verl.scaling.logs.values import MAX_PLACES, count
 from scalerl_verl.scaling.logs.wandb_runs import PATTERN as WANDB
 
 STATE = "trainer_state.json"
+NO_LOGS = (COMPUTE_FILE, SAMPLER_LOG_NAME)
+"""JSON Lines of ours beside the checkpoints, which have no metrics: nothing is left out with them."""
 
 
 @dataclass
@@ -22,7 +27,7 @@ class Place:
     """Files of one run.
 
     takes_names: a name that a file gives its run counts. is_one_run: the files are known to be attempts at one run,
-    also where one of them begins anew.
+    also where one of them begins anew. notes: on what is left out beside the first place of a folder.
     """
 
     name: str
@@ -36,7 +41,8 @@ class Place:
 def find_places(path: Path) -> list[Place]:
     """Places of runs in a folder, or that of a file.
 
-    Of a folder with several kinds of logs the first of these counts, they hold the same: JSON Lines (of these
+    Of a folder with several kinds of logs the first of these counts, they mostly hold the same, and a note of the first
+    place names the others: JSON Lines (of these
     `STEPS_FILE` alone, if it is there), TensorBoard, W&B, MLflow, a trainer's state, CSV, Parquet.
 
     Raises:
@@ -60,25 +66,52 @@ def name_of(path: Path) -> str:
 
 
 def _find_in_folder(folder: Path) -> list[Place]:
-    jsonl = [path for path in sorted(folder.glob("*.jsonl")) if is_log(path)]
-    for found in (
-        [Place(folder.name, [path], is_one_run=True) for path in jsonl if path.name == STEPS_FILE],
-        _by_stem(jsonl),
-        _by_folder(folder, sorted(folder.rglob(EVENTS))),
+    rows = [path for path in sorted(folder.glob("*.jsonl")) if path.name not in NO_LOGS]
+    logs = [path for path in rows if is_log(path)]
+    steps = [path for path in logs if path.name == STEPS_FILE]
+    states = _states(folder)
+    kinds: dict[str, list[Place]] = {
+        "JSON Lines": [Place(folder.name, steps, is_one_run=True)] if steps else _by_stem(logs),
+        "TensorBoard": _by_folder(folder, sorted(folder.rglob(EVENTS))),
         # `latest-run` is a link to one of the others.
-        _by_run(sorted({path.resolve() for path in folder.rglob(WANDB)})),
-        [Place(run.name, [run], takes_names=True) for run in find_runs(folder)],
-        _last_state(folder),
-        [Place(path.stem, [path], takes_names=True) for path in sorted(folder.glob("*.csv"))],
-        [Place(path.stem, [path], takes_names=True) for path in _parquet(folder)],
-    ):
-        if found:
-            return found
-    raise ReadError(
-        f"{folder} holds no log: expected *.jsonl of verl's file logger (trainer.logger=[file], "
-        "VERL_FILE_LOGGER_PATH) or of flat rows, events.out.tfevents.*, run-*.wandb, runs of MLflow, "
-        "trainer_state.json, *.csv or *.parquet"
-    )
+        "W&B": _by_run(sorted({path.resolve() for path in folder.rglob(WANDB)})),
+        "MLflow": [Place(run.name, [run], takes_names=True) for run in find_runs(folder)],
+        STATE: [Place(folder.name, states[:1], is_one_run=True)] if states else [],
+        "CSV": [Place(path.stem, [path], takes_names=True) for path in sorted(folder.glob("*.csv"))],
+        "Parquet": [Place(path.stem, [path], takes_names=True) for path in _parquet(folder)],
+    }
+    kinds = {kind: places for kind, places in kinds.items() if places}
+    if not kinds:
+        raise ReadError(
+            f"{folder} holds no log: expected *.jsonl of verl's file logger (trainer.logger=[file], "
+            "VERL_FILE_LOGGER_PATH) or of flat rows, events.out.tfevents.*, run-*.wandb, runs of MLflow, "
+            "trainer_state.json, *.csv or *.parquet"
+        )
+    chosen, *others = kinds
+    left_out = [
+        (f"of logs of several kinds {chosen} counts, for they mostly hold the same", folder, _files(kinds[kind]))
+        for kind in others
+    ]
+    left_out.append((f"{STEPS_FILE} has every step of all attempts", folder, logs if steps else []))
+    left_out.append(("no row of a log stands first in it", folder, [path for path in rows if path not in logs]))
+    left_out.append(("the last state holds what earlier ones do", folder, states[1:] if chosen == STATE else []))
+    places = kinds[chosen]
+    used = _files(places)
+    places[0].notes = [
+        note for reason, root, files in left_out if (note := _say(reason, root, [f for f in files if f not in used]))
+    ]
+    return places
+
+
+def _files(places: Sequence[Place]) -> list[Path]:
+    return [file for place in places for file in place.files]
+
+
+def _say(reason: str, folder: Path, files: Sequence[Path]) -> str:
+    """What is left out of a folder, at most `MAX_PLACES` by name; nothing if nothing is."""
+    names = [os.path.relpath(file, folder.resolve() if file.is_absolute() else folder) for file in files]
+    shown = ", ".join(names[:MAX_PLACES]) + (", ..." if len(names) > MAX_PLACES else "")
+    return f"{folder}: {count(len(files), 'file')} left out ({shown}): {reason}" if files else ""
 
 
 def _parquet(folder: Path) -> list[Path]:
@@ -118,11 +151,11 @@ def _by_run(files: Sequence[Path]) -> list[Place]:
     return list(places.values())
 
 
-def _last_state(folder: Path) -> list[Place]:
-    """The state of a Hugging Face trainer; each checkpoint holds that of the earlier ones, too."""
-    states = [folder / STATE] if (folder / STATE).is_file() else []
-    if not states:
-        found = [(re.search(r"-(\d+)$", path.parent.name), path) for path in folder.glob(f"checkpoint-*/{STATE}")]
-        numbered = [(int(number[1]), path) for number, path in found if number]
-        states = [max(numbered)[1]] if numbered else []
-    return [Place(folder.name, [path], is_one_run=True) for path in states]
+def _states(folder: Path) -> list[Path]:
+    """States of a Hugging Face trainer, the last first; each checkpoint holds that of the earlier ones, too."""
+    found = [(re.search(r"-(\d+)$", path.parent.name), path) for path in sorted(folder.glob(f"checkpoint-*/{STATE}"))]
+    numbered = sorted(((int(number[1]), path) for number, path in found if number), reverse=True)
+    unknown = [path for number, path in found if not number]
+    whole = [folder / STATE] if (folder / STATE).is_file() else []
+    # One in a folder that says no step may be a copy of any of them.
+    return [*whole, *(path for _, path in numbered), *unknown] if whole or numbered else []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from scalerl_verl.scaling.logs.segments import (
     take_out_nan,
     tell_apart,
 )
+from scalerl_verl.scaling.logs.values import count
 
 _READERS: dict[str, Callable[[Path], list[Log]]] = {
     ".jsonl": json_logs.read_json,
@@ -30,37 +32,69 @@ _READERS: dict[str, Callable[[Path], list[Log]]] = {
     ".parquet": tables.read_parquet,
     ".pq": tables.read_parquet,
 }
+ERRORS = (OSError, ValueError, RuntimeError, csv.Error)
+"""What a file can make a reader raise; ReadError and RecursionError are among them."""
 
 
 @dataclass
 class _Found:
-    """What was read of a run: its logs, their place, and its name."""
+    """What was read of a run: its logs, their place, its name, and whether the log itself says it."""
 
     name: str
     place: Place
     logs: list[Log] = field(default_factory=list)
+    is_named: bool = False
 
 
-def read_runs(path: str | Path, name: str | None = None) -> list[RunLog]:
+def read_runs(
+    path: str | Path, name: str | None = None, tell: Callable[[Path, Exception], None] | None = None
+) -> list[RunLog]:
     """Read every run of a file or folder.
 
     Args:
         path: a file (JSON Lines, trainer_state.json, `events.out.tfevents.*`, `*.wandb`, CSV, Parquet), or a folder
             with such files or runs of MLflow: of several kinds the first that `find_places` names counts.
         name: of the run; of several runs the beginning of their names.
+        tell: takes the error of a run of several that cannot be read, with its file; without it the error is raised.
 
     Raises:
         ReadError: nothing there that can be read.
     """
     path = Path(path)
     places = find_places(path)
-    found = [run for place in places for run in _read_place(place, is_alone=len(places) == 1)]
-    runs = [run for item in found for run in _build_all(item)]
+    found: list[_Found] = []
+    notes = [note for place in places for note in place.notes]
+    failed = 0
+    for place in places:
+        try:
+            items = _read_place(place, is_alone=len(places) == 1)
+        except ERRORS as error:
+            if tell is None or len(places) == 1:
+                raise
+            failed += 1
+            tell(place.files[0], error)
+            continue
+        found += items
+        if not items:
+            notes += [f"{file} is left out: it has no metrics" for file in place.files]
+    runs: list[RunLog] = []
+    for item in found:
+        built = _build_all(item)
+        runs += built
+        if not built:
+            notes += [note for log in item.logs for note in log.notes] or [
+                f"{item.place.files[0]} is left out: it has no metrics"
+            ]
     runs = _leave_out_side_writers(runs)
     if not runs:
-        raise ReadError(f"{path}: no metrics in {sum(len(place.files) for place in places)} file(s)")
-    if len(runs) == 1:
-        return [replace(runs[0], name=name or name_of(path))]
+        if failed:
+            return []
+        why = "".join(f"; {note}" for note in notes)
+        raise ReadError(f"{path}: no metrics in {count(sum(len(place.files) for place in places), 'file')}{why}")
+    runs[0] = replace(runs[0], notes=(*notes, *runs[0].notes))
+    if len(runs) == 1 and not failed:
+        (own,) = {item.name for item in found if item.is_named and item.name == runs[0].name} or {name_of(path)}
+        return [replace(runs[0], name=name or own)]
     runs = _name_apart(runs)
     if name:
         runs = [replace(run, name=f"{name}/{run.name}") for run in runs]
@@ -102,8 +136,8 @@ def read_run(paths: Sequence[str | Path], name: str | None = None) -> RunLog:
     joined = Place(name, files, [folder for place in places for folder in place.validation_folders])
     run = _build(name, joined, logs, [segment for log in logs for segment in log.segments])
     if not run.steps and not plain:
-        raise ReadError(f"{', '.join(map(str, given))}: no metrics in {len(files)} file(s)")
-    return run
+        raise ReadError(f"{', '.join(map(str, given))}: no metrics in {count(len(files), 'file')}")
+    return replace(run, notes=(*(note for place in places for note in place.notes), *run.notes))
 
 
 def _read_place(place: Place, is_alone: bool = True) -> list[_Found]:
@@ -114,10 +148,10 @@ def _read_place(place: Place, is_alone: bool = True) -> list[_Found]:
     found: dict[str, _Found] = {}
     for file in place.files:
         for log in _read_file(file):
-            name = place.name
-            if log.name and place.takes_names:
-                name = f"{place.name}/{log.name}" if log.is_split and not is_alone else log.name
-            found.setdefault(name, _Found(name, place)).logs.append(log)
+            name, is_named = place.name, bool(log.name and place.takes_names)
+            if is_named:
+                name = f"{place.name}/{log.name}" if log.is_split and not is_alone else str(log.name)
+            found.setdefault(name, _Found(name, place, is_named=is_named)).logs.append(log)
     return list(found.values())
 
 
@@ -151,8 +185,9 @@ def _build_all(found: _Found) -> list[RunLog]:
 
 
 def _build(name: str, place: Place, logs: list[Log], segments: list[Segment]) -> RunLog:
-    notes = list(itertools.chain(place.notes, *(log.notes for log in logs)))
-    rows = next((log.rows for log in logs if log.rows is not None), None)
+    notes = list(itertools.chain.from_iterable(log.notes for log in logs))
+    table = next((log for log in logs if log.rows is not None), None)
+    rows = None if table is None else table.rows
     overruled: dict[str, tuple[int, ...]] = {}
     steps, without = (rows, {}) if rows is not None else take_out_nan(join(segments, notes, overruled))
     faults = {metric: text for log in reversed(logs) for metric, text in log.faults.items()}
@@ -161,7 +196,8 @@ def _build(name: str, place: Place, logs: list[Log], segments: list[Segment]) ->
         name,
         steps,
         sources,
-        is_table=rows is not None,
+        is_table=table is not None,
+        places={} if table is None else table.places,
         validation_folders=tuple(place.validation_folders),
         without_value=without,
         overruled=overruled,

@@ -14,6 +14,8 @@ from scalerl_verl.scaling.logs.values import count
 
 STEPS_FILE = "scalerl_steps.jsonl"
 """Written beside the checkpoints, over all attempts at a run."""
+COMPUTE_FILE = "scalerl_compute.jsonl"
+"""Beside it: what a run has spent, which every row of a log has, too."""
 Steps = dict[int, dict[str, float]]
 
 
@@ -46,13 +48,14 @@ class Log:
     """What a reader found of one run in one file.
 
     name: of the run, where the file holds several or names it. segments: in the order they were written. rows: of a
-    plain table without steps instead. faults: metric -> why its values cannot be used. notes: what was left out.
-    is_split: the file tells its runs apart by name.
+    plain table without steps instead, places: where each row stands in the file. faults: metric -> why its values
+    cannot be used. notes: what was left out. is_split: the file tells its runs apart by name.
     """
 
     segments: list[Segment] = field(default_factory=list)
     name: str | None = None
     rows: Steps | None = None
+    places: Mapping[int, str] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_split: bool = False
@@ -63,6 +66,7 @@ class RunLog:
     """One run: its name, joined metrics by step, and where they come from.
 
     `is_table`: the source was a plain table, whose columns are compute and score, not a log of training steps.
+    `places`: where the rows of a table stand in its file.
     `without_value`: metric -> steps at which it was logged as NaN. `overruled`: metric -> steps at which a later value
     took another's place. `faults`: metric -> why it cannot be used. `notes`: sentences on what was left out or joined.
     """
@@ -71,6 +75,7 @@ class RunLog:
     steps: Steps
     sources: tuple[str, ...] = ()
     is_table: bool = False
+    places: Mapping[int, str] = field(default_factory=dict)
     validation_folders: tuple[str, ...] = field(default=())
     without_value: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     overruled: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from scalerl_verl.scaling.fit.points import Points
-from scalerl_verl.scaling.logs.metric_names import PASS_RATE, SCORE, find_score, list_names, match
+from scalerl_verl.scaling.logs.metric_names import CORE, PASS_RATE, SCORE, find_score, list_names, match
 from scalerl_verl.scaling.logs.prompt_scores import read_prompt_scores
 from scalerl_verl.scaling.logs.segments import ReadError, RunLog
 from scalerl_verl.scaling.logs.steps import MAX_NAMED, name_steps
@@ -30,6 +31,7 @@ _LEDGER = {
     "flops": "scalerl/compute/model_flops",
 }
 STDERR = "scalerl/validation/stderr"
+TABLES = (".csv", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Curve:
     x_name, y_name: what was chosen; x_label: for people. steps: of the points. start: score at step 0 (of a table: at
     zero compute), or None; start_stderr: its standard error, if the points have theirs. stderr: of the points, or None.
     prompt_scores: [prompts, points] from validation dumps, or None; start_prompts: [prompts], of the start. notes: what
-    was left out of the run and of its points, a sentence each.
+    was left out of the run and of its points, a sentence each. places: where the points stand in their source, the
+    start first if there is one.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Curve:
     start_stderr: float | None = None
     start_prompts: np.ndarray | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
     def points(self) -> Points:
         """Checked points, the score before training as that at zero compute.
@@ -63,7 +67,7 @@ class Curve:
             FitRefused: the values are no points of a curve.
         """
         if self.start is None:
-            return Points.make(self.compute, self.score, self.stderr, self.prompt_scores)
+            return Points.make(self.compute, self.score, self.stderr, self.prompt_scores, self.places)
         stderr = None
         if self.stderr is not None and self.start_stderr is not None:
             stderr = (self.start_stderr, *self.stderr)
@@ -72,7 +76,7 @@ class Curve:
             # Where the start left no dump its score does not scatter.
             column = np.full(len(prompts), self.start) if self.start_prompts is None else self.start_prompts
             prompts = np.column_stack([column, prompts])
-        return Points.make((0.0, *self.compute), (self.start, *self.score), stderr, prompts)
+        return Points.make((0.0, *self.compute), (self.start, *self.score), stderr, prompts, self.places)
 
 
 def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Curve:
@@ -125,6 +129,7 @@ def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Cur
         stderr[0] if usable and start is not None else None,
         start_prompts,
         (*run.notes, *notes),
+        tuple(f"step {step}" for step in seen),
     )
 
 
@@ -163,45 +168,68 @@ def _say(run: RunLog, steps: list[int], name: str) -> str:
 def _choose_columns(run: RunLog, x: str | None, y: str | None) -> Curve:
     names = run.names()
     if not run.steps:
-        raise ReadError(f"{run.sources[0]} holds a header and no rows")
-    x_name = x or next((name for name in ("compute", *X_NAMES) if name in names), "compute")
-    y_name = y or SCORE
-    _check(run, x_name, y_name)
-    for name, option in ((x_name, "--x"), (y_name, "--y")):
+        what = "a header and no rows" if Path(run.sources[0]).suffix in TABLES else "no rows"
+        raise ReadError(f"{run.sources[0]} holds {what}")
+    x_name, x_column = _column_of_compute(run, x)
+    y_name = _column_of_score(run, y)
+    _check(run, x_column, y_name)
+    for name, option in ((x_column, "--x"), (y_name, "--y")):
         if name not in names:
             raise ReadError(
                 f"{run.sources[0]} has no column {name}; it has {list_names(names, name)}: choose compute "
                 f"with --x and score with --y ({option} is missing), or name them compute,score[,stderr]"
             )
-    rows = [run.steps[i] for i in sorted(run.steps)]
-    weighted = "stderr" in names and y_name == SCORE
-    if weighted:
-        _check(run, "stderr")
+    stderr = next((s for s, of in (("stderr", SCORE), (STDERR, PASS_RATE)) if s in names and y_name == of), None)
+    if stderr is not None:
+        _check(run, stderr)
+    rows = {i: run.steps[i] for i in sorted(run.steps)}
     notes = list(run.notes)
-    for name in (y_name, x_name):
-        lost = sum(math.isnan(row[name]) for row in rows)
-        rows = [row for row in rows if not math.isnan(row[name])]
+    for name in (y_name, x_column):
+        lost = [i for i, row in rows.items() if math.isnan(row[name])]
+        rows = {i: row for i, row in rows.items() if i not in lost}
         if lost:
-            notes.append(f"{run.name}: {count(lost, 'point')} left out: {name} is NaN, null or empty")
+            notes.append(f"{run.name}: {count(len(lost), 'point')} left out: {name} is NaN, null or empty")
     if not rows:
-        raise ReadError(f"{run.name}: no row has a number of both {x_name} and {y_name}")
+        raise ReadError(f"{run.name}: no row has a number of both {x_column} and {y_name}")
     # Two rows at zero compute stay rows: they are refused as two values for one compute.
-    before = [row for row in rows if row[x_name] == 0]
-    start = before[0] if len(before) == 1 else None
-    rows = [row for row in rows if row is not start]
+    before = [i for i, row in rows.items() if row[x_column] == 0]
+    start = rows.pop(before[0]) if len(before) == 1 else None
     return Curve(
         run.name,
         x_name,
         X_NAMES.get(x_name, x_name),
         y_name,
         tuple(range(len(rows))),
-        tuple(row[x_name] for row in rows),
-        tuple(row[y_name] for row in rows),
-        tuple(row["stderr"] for row in rows) if weighted else None,
+        tuple(row[x_column] for row in rows.values()),
+        tuple(row[y_name] for row in rows.values()),
+        None if stderr is None else tuple(row[stderr] for row in rows.values()),
         None if start is None else start[y_name],
-        start_stderr=start["stderr"] if weighted and start is not None else None,
+        start_stderr=None if stderr is None or start is None else start[stderr],
         notes=tuple(notes),
+        places=tuple(run.places.get(i, "") for i in ([] if start is None else before) + list(rows)),
     )
+
+
+def _column_of_compute(run: RunLog, x: str | None) -> tuple[str, str]:
+    """What `--x` asks for, and the column of a table that has it: so named, or named as the ledger does."""
+    names = run.names()
+    for choice in ("compute", *X_NAMES) if x is None else (x,):
+        for column in (choice, _LEDGER.get(choice, choice)):
+            if column in names:
+                return choice, column
+    if x is None or x in X_NAMES:
+        return x or "compute", x or "compute"
+    name = match(run, x, "--x")
+    return name, name
+
+
+def _column_of_score(run: RunLog, y: str | None) -> str:
+    """The column of a table that `--y` names, or a part of it; by default `score`, else what scalerl and verl log."""
+    if y is not None:
+        return match(run, y, "--y")
+    names = run.names()
+    known = [SCORE, PASS_RATE, *(name for name in names if CORE.match(name))]
+    return next((name for name in known[:2] if name in names), known[2] if len(known) == 3 else SCORE)
 
 
 def _find_compute(run: RunLog, x: str | None) -> tuple[str, str, dict[int, float]]:
@@ -214,8 +242,8 @@ def _find_compute(run: RunLog, x: str | None) -> tuple[str, str, dict[int, float
         found = _compute_of(run, x)
         if not found:
             raise ReadError(
-                f"{run.name} logs no {X_NAMES[x]}: they come under scalerl/compute/ in runs that use a name of "
-                "scalerl_verl; steps are always there (--x steps)"
+                f"{run.name} logs no {X_NAMES[x]}: runs that use a name of scalerl_verl have them under "
+                "scalerl/compute/; take another metric of the log, or its steps (--x steps), which are always there"
             )
         return x, X_NAMES[x], found
     name = match(run, x or "", "--x")

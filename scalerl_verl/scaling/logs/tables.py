@@ -62,7 +62,8 @@ def read_csv(path: Path) -> list[Log]:
         raise ReadError(f"{path} is empty: a CSV file needs a header such as compute,score,stderr") from None
     _check_header(path, header)
     rows = []
-    for number, row in enumerate(reader, 2):
+    for row in reader:
+        number = reader.line_num  # a cell in quotes may hold several lines
         if not any(cell.strip() for cell in row):
             continue
         if len(row) != len(header):
@@ -139,7 +140,7 @@ def _split_by_column(table: Table) -> list[tuple[str, Table]]:
 
 
 def _split_by_header(table: Table) -> list[tuple[str, Table]]:
-    """Parts by the names of runs in the header of an export from W&B; none if it has none.
+    """Parts by the names of runs in the header of an export from W&B, be it one; none if it has none.
 
     Of a name with several ` - ` the last one ends the run's. The columns of minimum and maximum are left out.
     """
@@ -161,7 +162,7 @@ def _split_by_header(table: Table) -> list[tuple[str, Table]]:
         ]
         columns = [*(n for n in shared if n not in own), *own]
         parts.append((run, replace(table, columns=columns, rows=rows, own=frozenset(own))))
-    return parts if len(parts) > 1 else [("", part) for _, part in parts]
+    return parts
 
 
 def _read_rows(table: Table) -> Log:
@@ -171,7 +172,7 @@ def _read_rows(table: Table) -> Log:
     rows = {}
     for i, (_, cells) in enumerate(numbers):
         rows[i] = {name: math.nan if (value := cells.get(name)) is None else value for name in metrics}
-    return Log(rows=rows, faults=faults)
+    return Log(rows=rows, places={i: place for i, (place, _) in enumerate(numbers)}, faults=faults)
 
 
 def _read_steps(table: Table) -> Log:

@@ -17,6 +17,7 @@ THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.0*)?")
 MAX_STEP = 2**53
 """A float beyond it is no exact number of a step."""
 MAX_PLACES = 3
+MAX_SHOWN = 80
 
 
 class LeftOut:
@@ -60,23 +61,39 @@ def read_number(value: Any) -> float | None:
             return None
         if text.lower() in NOT_A_NUMBER:
             return math.nan
-        return float(text)
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no number") from None
     if isinstance(value, int | float):
         return float(value)
     raise ValueError(f"{value!r} is no number")
 
 
-def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among the values of a logged row, nan among them; texts, lists and empty values are none."""
+def read_numbers(values: Mapping[str, Any], faults: dict[str, str] | None = None, place: str = "") -> dict[str, float]:
+    """The numbers among the values of a logged row, nan among them; texts, lists and empty values are none.
+
+    Args:
+        values: by name.
+        faults: takes for each name the first value that is no number, with its place: of a metric that is chosen it is
+            one too many.
+        place: of the row, with its file.
+    """
     found = {}
     for name, value in values.items():
         try:
             number = read_number(value)
-        except ValueError:
+        except ValueError as error:
+            if faults is not None:
+                faults.setdefault(name, f"{place}: {name}: {_shorten(str(error))}: correct it or leave the row out")
             continue
         if number is not None:
             found[name] = number
     return found
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 def read_step(value: Any, has_thousands: bool = True) -> int | str:

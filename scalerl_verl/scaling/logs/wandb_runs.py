@@ -19,7 +19,7 @@ def read_wandb(path: Path) -> list[Log]:
     """One file: one attempt at a run, and the run's name."""
     proto = need("wandb.proto.wandb_internal_pb2", "W&B offline runs", "wandb")
     rows: list[tuple[int, dict[str, float]]] = []
-    began, name, left_out = None, None, LeftOut()
+    began, name, left_out, faults = None, None, LeftOut(), dict[str, str]()
     for data in read_leveldb_log(path):
         record = proto.Record()
         record.ParseFromString(data)
@@ -37,11 +37,12 @@ def read_wandb(path: Path) -> list[Log]:
         if isinstance(step, str):
             left_out.add(step)
         else:
-            rows.append((step, read_numbers({k: v for k, v in row.items() if not k.startswith("_")})))
+            own = {k: v for k, v in row.items() if not k.startswith("_")}
+            rows.append((step, read_numbers(own, faults, f"{path} step {step}")))
     segments = split_attempts(rows, str(path), began)
     for segment in segments[1:]:
         segment.began = began
-    return [Log(segments, name, notes=left_out.notes(str(path)))] if segments else []
+    return [Log(segments, name, faults=faults, notes=left_out.notes(str(path)))] if segments else []
 
 
 def read_leveldb_log(path: Path) -> Iterator[bytes]:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,10 +27,26 @@ from scalerl_verl.scaling.pictures.style import (
 
 SIZE = 9.0, 5.0  # inches
 LABEL_GAP = 0.105  # of the height: two lines of text and air
+LACKS = re.compile(r"Glyph (\d+) .*missing from ")
 KEYS = {
     "curve": "bars: first and last point of a run; dashed: beyond them; shaded: {level:.0%} interval",
     "linear": "bars: first and last point of a run; dashed: beyond them",
 }
+
+
+@contextlib.contextmanager
+def watch_letters() -> Iterator[set[str]]:
+    """Letters that matplotlib's font lacks, of what is drawn inside the block, in place of its warnings of each."""
+    missing: set[str] = set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield missing
+    for warning in caught:
+        found = LACKS.match(str(warning.message))
+        if found:
+            missing.add(chr(int(found[1])))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def draw(fits: Mapping[str, CurveFit], unit: str, kind: str, until: float, title: str) -> Any:
@@ -52,7 +71,7 @@ def draw(fits: Mapping[str, CurveFit], unit: str, kind: str, until: float, title
     axes.set_xscale("log")
     if kind == "linear":
         axes.set_yscale("log")
-    axes.set_xlabel(unit, fontsize=12)
+    axes.set_xlabel(unit, fontsize=12, parse_math=False)
     axes.set_ylabel("pass rate" if kind == "curve" else "(R - R0) / (A - R)", fontsize=12)
     draw_one = _draw_curve if kind == "curve" else _draw_linear
     ends = [draw_one(axes, fit, look_of(place), until) for place, fit in enumerate(fits.values())]
@@ -66,7 +85,7 @@ def draw(fits: Mapping[str, CurveFit], unit: str, kind: str, until: float, title
     level = next(iter(fits.values())).level
     figure.supxlabel(KEYS[kind].format(level=level), fontsize=8, color="0.4")
     if title:
-        axes.set_title(title, fontsize=13, loc="left")
+        axes.set_title(title, fontsize=13, loc="left", parse_math=False)
     return figure
 
 
@@ -114,11 +133,11 @@ def _mark_ends(axes: Any, at: Any, heights: Any, look: Look) -> None:
 
 
 def _label_axis(axis: Any) -> None:
-    """Label 1, 2 and 5 of every decade, on an axis of more than five only 1; lines at 1, 2 and 5 either way."""
+    """Label 1, 2 and 5 of every decade, on an axis of more than four only 1; lines at 1, 2 and 5 either way."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    is_short = high < 1e5 * low
+    is_short = high < 1e4 * low
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_short else (1.0,), numticks=99))
     axis.set_minor_locator(LogLocator(subs=(2.0, 5.0), numticks=99))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
@@ -141,5 +160,6 @@ def _label_runs(axes: Any, labels: Mapping[str, str], ends: list[tuple[float, fl
             color=color,
             fontsize=9,
             verticalalignment="center",
+            parse_math=False,  # a dollar sign in a name is one
             arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.5, "linewidth": 0.7, "relpos": (0, 0.5)},
         )

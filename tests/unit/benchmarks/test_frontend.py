@@ -48,6 +48,16 @@ def test_line_has_medians_of_the_newest_run_and_no_failed_turn(record: Any) -> N
     assert cost.splitlines()[2] == "| 0.28B | 256 x 1,024 | 50% | 50% |  | 1,234 |"
 
 
+def test_each_rival_is_compared_within_the_newest_run_that_has_it(record: Any) -> None:
+    record(
+        row("verl", 100.0, run_id="served"),
+        row("scalerl_verl", 200.0, run_id="served"),
+        row("scalerl_verl", 300.0, run_id="library"),
+        row("LLM.generate", 400.0, run_id="library"),
+    )
+    assert frontend_table().splitlines()[2] == "| 0.28B | 256 x 1,024 | 100 | 200 |  | 400 | 2.00 | 0.75 |"
+
+
 def test_way_without_a_turn_is_an_empty_cell(record: Any) -> None:
     record(row("verl", 100.0))
     assert frontend_table().splitlines()[2] == "| 0.28B | 256 x 1,024 | 100 |  |  |  |  |  |"

@@ -61,7 +61,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_site_builds_without_a_warning(site: Path) -> None:
     pages = {path.stem for path in DOCS.glob("*.md")}
     assert {path.stem for path in site.glob("*.html")} == pages | {"404"}
-    assert (site / "search" / "search_index.json").is_file()
+    # The second is for pages that are opened from a folder, where a browser loads scripts only.
+    assert all((site / "search" / f"search_index.{kind}").is_file() for kind in ("json", "js"))
+    assert 'src="iframe-worker.js"' in (site / "index.html").read_text()
     folders = {path.name for path in DOCS.iterdir() if path.is_dir()}
     assert not [name for name in folders if (site / name).exists()], "what builds the site is no part of it"
 
@@ -75,6 +77,13 @@ def test_readers_fetch_nothing_from_elsewhere(site: Path) -> None:
         assert not elsewhere, f"{page.name} fetches {elsewhere}"
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text()), sheet.name
+
+
+def test_names_in_tables_do_not_break_and_commands_do(site: Path) -> None:
+    text = (site / "costs.html").read_text()
+    assert '<code data-text="command">python -m benchmarks.step.bench' in text and "<td data-text=" in text
+    assert "<code>1fb623e0d9</code>" in text
+    assert 'href="site.css"' in text and "nowrap" in (site / "site.css").read_text()
 
 
 def test_every_page_is_in_the_navigation(site: Path) -> None:

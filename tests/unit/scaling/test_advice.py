@@ -102,8 +102,8 @@ def test_settings_are_read_from_names(names: list[str], pattern: str, wanted: li
     [
         ("(", "no regular expression"),
         (r"n(\d+)", "names no setting"),
-        (r"m(?P<m>\d+)", "not found in the run name 'n16-b1k'"),
-        (r"-(?P<batch>\w)", "batch of the run 'n16-b1k': 'b' is no positive number"),
+        (r"m(?P<m>\d+)", "not found in the run name n16-b1k"),
+        (r"-(?P<batch>\w)", "batch of the run n16-b1k: 'b' is no positive number"),
     ],
 )
 def test_pattern_that_finds_nothing_is_refused(pattern: str, message: str) -> None:

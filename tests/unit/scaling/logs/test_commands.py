@@ -14,6 +14,7 @@ import pytest
 
 from scalerl_verl.cli import main
 from scalerl_verl.scaling import sigmoid
+from tests.paths import REPO
 from tests.unit.scaling.logs.conftest import make_metrics, write_jsonl
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -105,6 +106,17 @@ def test_refusal_says_why_in_words_and_in_json(rows, verdict, tmp_path, capsys):
         (["compare", "RUN"], "two or more"),
         (["plot", "RUN", "--out", "x.doc"], "must end in"),
         (["backtest", "RUN", "--shares", "2"], "shares"),
+        (["fit", "RUN", "--seed", "-1"], "--seed -1: "),
+        (["fit", "RUN", "--bootstrap", "1"], "--bootstrap 1: "),
+        (["fit", "RUN", "--warm-up", "inf"], "--warm-up inf: "),
+        (["predict", "RUN", "--at", "1e5", "nan"], "--at nan: "),
+        (["predict", "RUN", "--budget", "inf"], "--budget inf: "),
+        (["plot", "RUN", "--out", "x.png", "--until", "inf"], "--until inf: "),
+        (["plot", "RUN", "--out", "x.png", "--until", "nan"], "--until nan: "),
+        (["fit", "RUN", "--method", "paper", "--grid-A", "0:1:1e-12"], "at most 10,000"),
+        (["fit", "RUN", "--method", "paper", "--grid-A", "0.1:inf:0.1"], "no grid"),
+        (["fit", "RUN", "--method", "paper", "--grid-A", "0.1:1:1e-3", "--grid-C-mid", "1:9:1e3"], "250,000"),
+        (["fit", "RUN", "--method", "paper", "--grid-C-mid", "1:9:2.5"], "whole number"),
     ],
 )
 def test_wrong_arguments_are_errors_that_say_what_to_do(arguments, message, write_csv, capsys):
@@ -258,6 +270,52 @@ def test_fit_runs_without_optional_packages(write_csv):
     command = [sys.executable, "-c", code, "fit", str(write_csv("a")), "--bootstrap", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "identified" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("scale", [1e95, 1e-99])
+def test_compute_in_any_unit_gives_the_same_curve_and_no_warning(scale, write_csv, tmp_path, capsys, recwarn):
+    pytest.importorskip("matplotlib")
+    rows = [line.split(",") for line in write_csv("a").read_text().splitlines()[1:]]
+    path = tmp_path / "scaled.csv"
+    path.write_text("\n".join(["compute,score", *(f"{float(c) * scale!r},{s}" for c, s in rows)]))
+    code, out, _ = run(capsys, "fit", path, "--json", "--rivals")
+    assert code == 0 and only_run(out)["A"] == pytest.approx(0.645, abs=0.01)
+    assert run(capsys, "predict", path, "--reach", "0.5", "0.9")[0] == 0
+    assert run(capsys, "plot", path, "--out", tmp_path / "x.svg", "--until", "1e100")[0] == 0
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("arguments", ["fit a.csv", "fit a.csv --json", "--help", "fit --help", "--version"])
+def test_output_that_cannot_be_written_is_one_line_and_an_exit_code(arguments, write_csv):
+    folder = write_csv("a").parent
+    program = f"{sys.executable} -m scalerl_verl.cli {arguments}"
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    for unbuffered in ("", "1"):
+        full = subprocess.run(
+            ["bash", "-c", f"{program} > /dev/full"],
+            cwd=folder, env={**env, "PYTHONUNBUFFERED": unbuffered}, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert full.returncode == 1 and full.stderr == "error: the output cannot be written: No space left on device\n"
+    if arguments == "fit a.csv":
+        closed = subprocess.run(
+            ["bash", "-c", f"{program} >&-"], cwd=folder, env=env, capture_output=True, text=True, timeout=120
+        )
+        assert closed.returncode == 1 and closed.stderr.count("\n") == 1 and "is closed" in closed.stderr
+        quiet = subprocess.run(
+            ["bash", "-c", f"{program} nowhere.csv --json 2>&-"],
+            cwd=folder, env=env, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert quiet.returncode == 1 and answer_of(quiet.stdout)["refused"], "errors do not go where the answer goes"
+
+
+def test_name_of_a_file_that_is_no_text_is_shown_by_escapes(write_csv, capsys):
+    name = os.fsdecode(b"bad\xff\x1b[31m.csv")
+    path = write_csv("a").rename(write_csv("a").parent / name)
+    code, out, _ = run(capsys, "fit", path)
+    assert code == 0 and "bad\\xff\\x1b[31m  0.6" in out and out.encode()
+    code, out, _ = run(capsys, "fit", path, path.parent / os.fsdecode(b"no\xff"), "--json")
+    assert code == 1 and "\\ud" not in out
+    assert [entry["run"] for entry in answer_of(out)["runs"]] == ["bad\\xff\\x1b[31m"]
 
 
 def test_reader_that_goes_away_is_no_traceback(write_csv):

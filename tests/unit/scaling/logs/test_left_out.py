@@ -241,3 +241,53 @@ def test_damaged_event_file_says_how_much_cannot_be_read(tmp_path: Path) -> None
     assert len(run.steps) < len(ROWS) and any("the file is damaged" in note for note in run.notes), run.notes
     path.write_bytes(whole[:-5])
     assert any("cut off" in note for note in read_runs(tmp_path)[0].notes)
+
+
+def notes_of(folder: Path) -> list[str]:
+    """Of all runs of a folder, which are the same whether or not its runs are joined."""
+    said = [note for run in read_runs(folder) for note in run.notes]
+    assert said == list(read_run([folder]).notes)
+    return said
+
+
+def test_logs_of_other_kinds_in_a_folder_are_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", {step: {SCORE: value} for step, value in ROWS})
+    assert notes_of(tmp_path) == []
+    (tmp_path / "b.csv").write_text(f"step,{SCORE}\n1,0.5\n2,0.6\n")
+    write_tensorboard(tmp_path / "tb", {step: {SCORE: value} for step, value in ROWS})
+    (events,) = (tmp_path / "tb").iterdir()
+    said = notes_of(tmp_path)
+    assert len(said) == 2 and all("1 file left out" in note and "JSON Lines counts" in note for note in said)
+    assert f"(tb/{events.name})" in said[0] and "(b.csv)" in said[1]
+
+
+def test_files_that_are_no_log_or_an_older_one_are_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "metrics.jsonl", make_metrics(4))
+    (tmp_path / "problems.jsonl").write_text('{"prompt": "1 + 1"}\n')
+    (tmp_path / "scalerl_compute.jsonl").write_text('{"step": 1, "gpu_hours": 2.0}\n')
+    (note,) = notes_of(tmp_path)
+    assert "1 file left out (problems.jsonl)" in note
+    write_jsonl(tmp_path / "scalerl_steps.jsonl", make_metrics(6))
+    said = notes_of(tmp_path)
+    assert len(said) == 2 and "(metrics.jsonl): scalerl_steps.jsonl has every step" in said[0]
+
+
+def test_log_without_metrics_beside_others_is_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", {step: {SCORE: value} for step, value in ROWS})
+    write_jsonl(tmp_path / "b.jsonl", {-1: {SCORE: 0.5}})
+    (run,) = read_runs(tmp_path)
+    assert len(run.notes) == 1 and "b.jsonl: 1 row left out: its step is negative" in run.notes[0]
+    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path / "tb" / "texts"))
+    writer.add_text("note", "text", 1)
+    writer.close()
+    write_tensorboard(tmp_path / "tb" / "run", {step: {SCORE: value} for step, value in ROWS})
+    (run,) = read_runs(tmp_path / "tb")
+    assert len(run.notes) == 1 and "it has no metrics" in run.notes[0] and "texts" in run.notes[0]
+
+
+def test_text_in_place_of_a_score_is_refused_with_its_line_in_a_log_too(tmp_path: Path) -> None:
+    rows = [(step, value if step != 30 else "oops") for step, value in ROWS]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"step": s, "data": {SCORE: v, "note": "text"}}) for s, v in rows))
+    with pytest.raises(ReadError, match=r"line 3: .*'oops' is no number"):
+        read(path)

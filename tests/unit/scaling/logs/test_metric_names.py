@@ -15,11 +15,18 @@ def make_run(*names: str) -> RunLog:
 
 def test_log_without_a_score_lists_likely_scores_first_and_counts_the_others() -> None:
     names = [f"actor/thing_{i:02d}" for i in range(30)] + ["eval/accuracy", "critic/score/mean"]
-    with pytest.raises(ReadError, match="logs no validation score") as error:
+    with pytest.raises(ReadError, match="has no score by a name that is known") as error:
         find_score(make_run(*names), None)
+    assert "trainer.test_freq" in str(error.value), "which is verl's"
     listed = str(error.value).split("It has ")[1]
     assert listed.startswith("eval/accuracy, critic/score/mean, actor/thing_00")
     assert listed.endswith(f"and {32 - MAX_LISTED} more") and listed.count(",") == MAX_LISTED - 1
+
+
+def test_log_of_another_trainer_is_not_told_of_settings_of_verl() -> None:
+    with pytest.raises(ReadError, match=r"with --y\. It has eval_accuracy, loss") as error:
+        find_score(make_run("loss", "eval_accuracy"), None)
+    assert "trainer." not in str(error.value)
 
 
 def test_name_that_is_not_there_lists_the_nearest_first() -> None:

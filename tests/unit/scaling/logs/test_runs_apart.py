@@ -100,10 +100,12 @@ def test_runs_in_an_export_of_wandb_by_the_header(names: tuple[str, str], tmp_pa
     assert not runs[1].notes and not choose_curve(runs[1], y=SCORE).notes, "the rows of the longer run are not its own"
 
 
-def test_single_run_of_an_export_has_the_name_of_its_file(tmp_path: Path) -> None:
+def test_single_run_of_an_export_has_its_own_name_as_several_have(tmp_path: Path) -> None:
     rows: list[list[object]] = [[step, value] for step, value in ONE.items()]
-    (run,) = read_runs(write_rows(tmp_path / "export.csv", ["Step", f"qwen3-8b - scalerl - {SCORE}"], rows))
-    assert run.name == "export" and scores(run) == pytest.approx(ONE)
+    path = write_rows(tmp_path / "export.csv", ["Step", f"qwen3-8b - scalerl - {SCORE}"], rows)
+    (run,) = read_runs(path)
+    assert run.name == "qwen3-8b - scalerl" and scores(run) == pytest.approx(ONE)
+    assert read_runs(path, "mine")[0].name == "mine"
 
 
 def test_axis_of_an_export_counts_before_the_steps_of_its_runs(tmp_path: Path) -> None:
@@ -172,6 +174,39 @@ def test_commands_give_each_run_of_a_place_a_curve_and_say_what_was_left_out(
     found = json.loads(captured.out)
     runs = found["runs"] if isinstance(found, dict) else found
     assert code == 0
-    assert [run["run"] for run in runs] == ["a", "b", f"{folders[1]}/a", f"{folders[1]}/b"]
+    assert [run["run"] for run in runs] == [f"{folder}/{name}" for folder in folders for name in "ab"]
     assert [round(run["A"], 1) for run in runs] == [0.6, 0.5, 0.6, 0.5]
     assert captured.err.count("1 row left out: its step is negative") == 2
+
+
+def test_names_of_runs_and_groups_do_not_depend_on_the_order_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write_jsonl(tmp_path / name / "seed1.jsonl", make_metrics(40, seed=i)) for i, name in enumerate("xyz")]
+    by_path = str(tmp_path / "(.)")
+    found = []
+    for order in (paths, paths[::-1]):
+        assert main(["fit", *map(str, order), "--group-by", by_path, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        groups = {group["group"]: group["members"] for group in answer["groups"]}
+        found.append(({run["run"]: run["A"] for run in answer["runs"]}, groups))
+    assert found[0] == found[1] and set(found[0][1]) == set("xyz")
+    assert set(found[0][0]) == set(map(str, paths))
+
+
+def test_file_that_two_paths_hold_is_no_second_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(run_dir), str(run_dir / "metrics.jsonl")]) == 1
+    assert "given twice" in capsys.readouterr().err
+
+
+def test_one_log_of_a_folder_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "good.jsonl", make_metrics(40))
+    bad = write_jsonl(tmp_path / "bad.jsonl", make_metrics(4))
+    bad.write_text(bad.read_text() + "no json\n{}\n")
+    assert main(["fit", str(tmp_path), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [run["run"] for run in answer["runs"]] == ["good"]
+    (refusal,) = answer["refused"]
+    assert refusal["run"] == str(bad) and "line 6 is no JSON" in refusal["reason"]

@@ -65,7 +65,8 @@ def test_too_few_sizes_are_refused(runs: list[str], capsys: Capsys) -> None:
         (["sizes"], r"x(?P<a>\d)", "not found in the run name"),
         (["advise", "--budget", "10"], r"n(?P<n>\d)", "inside a longer number"),
         (["advise", "--budget", "10"], "(", "no regular expression"),
-        (["advise", "--budget", "0"], r"n(?P<n>\d+)", "budget=0.0"),
+        (["advise", "--budget", "0"], r"n(?P<n>\d+)", "--budget 0: "),
+        (["sizes"], r"x(?P<a>\d\d)", r"--by x(?P<a>\d\d) is not found"),
     ],
 )
 def test_arguments_that_mean_nothing_are_errors(
@@ -154,3 +155,28 @@ def test_runs_with_different_scores_are_said(tmp_path: Path, runs: list[str], ca
 def test_score_at_zero_compute_that_is_none_is_an_error(R0: str, runs: list[str], capsys: Capsys) -> None:
     assert main(["fit", runs[0], f"--R0={R0}"]) == 1
     assert "--R0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("num_good", [0, 1])
+def test_advice_without_two_settings_that_could_be_fitted_says_no_more_than_why(
+    num_good: int, runs: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
+    for n in (64, 128):
+        (tmp_path / f"n{n}.csv").write_text("\n".join(["compute,score", *(f"{i},0.5" for i in range(1, 12))]))
+    bad = [str(tmp_path / f"n{n}.csv") for n in (64, 128)]
+    arguments = ["advise", *runs[:num_good], *bad, "--by", r"n(?P<n>\d+)", "--budget", "1e4", "--json"]
+    assert main(arguments) == 4
+    answer = json.loads(capsys.readouterr().out)
+    assert [refusal["code"] for refusal in answer["refused"]] == ["constant_score"] * 2 and answer["error"] is None
+    assert answer["advice"] == answer["best_by_budget"] == [] and len(answer["runs"]) == num_good
+
+
+def test_runs_of_one_setting_are_an_error_of_the_argument(runs: list[str], capsys: Capsys) -> None:
+    assert main(["advise", runs[0], "--by", r"n(?P<n>\d+)", "--budget", "1e4"]) == 1
+    assert "same settings (n=8)" in capsys.readouterr().err
+
+
+def test_sizes_of_runs_that_are_all_refused_repeat_nothing(tmp_path: Path, capsys: Capsys) -> None:
+    (tmp_path / "n4.csv").write_text("\n".join(["compute,score", *(f"{i},0.5" for i in range(1, 12))]))
+    assert main(["sizes", str(tmp_path / "n4.csv"), "--by", r"n(?P<n>\d+)", "--json"]) == 4
+    assert [refusal["run"] for refusal in json.loads(capsys.readouterr().out)["refused"]] == ["n4"]

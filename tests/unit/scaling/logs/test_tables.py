@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalerl_verl.scaling import report, sigmoid
+from scalerl_verl.scaling import FitRefused, report, sigmoid
 from scalerl_verl.scaling.logs.reading import read_run
 from scalerl_verl.scaling.logs.segments import ReadError
 from scalerl_verl.scaling.logs.selection import choose_curve
@@ -77,6 +77,7 @@ def test_table_of_steps_is_fitted_over_its_hours_and_not_its_steps(tmp_path: Pat
         (plain()[1:], r"begins with numbers .*: its first line must name the columns"),
         (["score", ".3", ".4"], r"no column compute; it has score: choose compute with --x .*name them compute,score"),
         (["compute,score"], "a header and no rows"),
+        (["compute,note,score", '1,"two\nlines",.3', "2,,oops"], "line 4, column score: 'oops'"),
         ([], "is empty"),
         ([*plain()[:3], "1,2,3"], "line 4 has 3 cells, the header has 2"),
     ],
@@ -84,6 +85,34 @@ def test_table_of_steps_is_fitted_over_its_hours_and_not_its_steps(tmp_path: Pat
 def test_table_that_cannot_be_says_where_and_what_to_change(lines: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ReadError, match=message):
         choose_curve(read_run([write(tmp_path / "a.csv", lines)]))
+
+
+@pytest.mark.parametrize(
+    ("row", "places"),
+    [("4000,0.5", "line 5, line 7"), ("-1,0.5", "line 7"), ("1e200,0.5", "line 7"), ("9e4,1.5", "line 7")],
+)
+def test_row_that_is_no_point_of_a_curve_is_named_by_its_line(row: str, places: str, tmp_path: Path) -> None:
+    lines = [*plain()[:4], "4000,0.4", "", row, *plain()[6:]]
+    with pytest.raises(FitRefused, match=rf"\({places}\)"):
+        choose_curve(read_run([write(tmp_path / "a.csv", lines)])).points()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.json", "[]"), ("trainer_state.json", '{"log_history": []}'), ("a.jsonl", "")]
+)
+def test_json_without_rows_has_no_header(name: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match=rf"{name} holds no rows"):
+        choose_curve(read_run([write(tmp_path / name, [text])]))
+
+
+@pytest.mark.parametrize("x", [None, "gpu_hours"])
+def test_export_over_a_metric_has_its_columns_found_as_a_log_has(x: str | None, tmp_path: Path) -> None:
+    names = ("scalerl/compute/gpu_hours", "run - scalerl/validation/pass_rate", "run - scalerl/validation/stderr")
+    lines = [",".join(f'"{name}"' for name in names), *(f"{c},{s},0.01" for c, s in ROWS)]
+    curve = choose_curve(read_run([write(tmp_path / "a.csv", lines)]), x=x)
+    assert (curve.x_name, curve.x_label, curve.y_name) == ("gpu_hours", "GPU-hours", "scalerl/validation/pass_rate")
+    assert list(zip(curve.compute, curve.score, strict=True)) == ROWS and curve.stderr == (0.01,) * 12
+    assert choose_curve(read_run([tmp_path / "a.csv"]), x=x, y="pass").y_name == curve.y_name
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

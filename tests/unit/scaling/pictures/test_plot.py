@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scalerl_verl.scaling import fit_curve, sigmoid
+from scalerl_verl.scaling.fit.prediction import band
 from scalerl_verl.scaling.fit.result import CurveFit
 from scalerl_verl.scaling.logs.segments import ReadError
 from scalerl_verl.scaling.pictures import page, static
@@ -122,3 +123,21 @@ def test_missing_matplotlib_names_the_extra(suffix, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ReadError, match=r"scalerl-verl\[plot\]"):
         write_plot({"run": made()}, tmp_path / f"x{suffix}", "GPU-hours")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".html"])
+def test_names_may_be_any_text_and_a_letter_that_the_font_lacks_is_said_once(suffix, tmp_path, monkeypatch, recwarn):
+    monkeypatch.setattr(page, "is_plotly_there", lambda: False)
+    fits = {name: made() for name in ("no\udcff text", "two\nlines", "$x$_{2}", "$\\frac{", "\u540d\u524d")}
+    note = write_plot(fits, tmp_path / f"x{suffix}", "$C$", title="\udcff $t$")
+    assert "\u524d\u540d" in note and not recwarn.list
+    drawn = [text.get_text().splitlines()[0] for text in axes_of({"$x$_{2}": made()}).texts]
+    assert drawn == ["$x$_{2}"] and not axes_of({"$x$_{2}": made()}).texts[0].get_parse_math()
+
+
+@pytest.mark.parametrize("name", ["verl_gemma2b_ppo_val", "verl_q0.5b_resp512_val"])
+def test_band_is_smooth_over_many_decades_and_falls_nowhere(name):
+    shade = band(read(name), 10.0, 2e5)
+    assert np.diff(np.log10(shade.compute)).max() < 0.05
+    assert (np.diff(shade.low) >= 0).all() and (np.diff(shade.high) >= 0).all()
+    assert (shade.low <= shade.score + 1e-9).all() and (shade.score <= shade.high + 1e-9).all()
