@@ -329,6 +329,17 @@ class PipelineHttpServer(ScaleRLHttpServer):
         self._to_abort.update(self._inner_ids)
         await self.engine.abort(list(self.engine.output_processor.request_states), internal=True)
 
+    async def rejoin(self) -> None:
+        """Take requests again after `give_up`, once the engine answers; the next update brings the weights.
+
+        Raises:
+            EngineDeadError: of vLLM; the engine died.
+        """
+        await self.check_alive()
+        await self._note_swap(self._log.version)
+        await self.give_up()  # also what came in between, which nobody waits for
+        self._given_up = False
+
     async def check_alive(self) -> None:
         """As in every server; requests that wait for an update to end learn it, too."""
         try:

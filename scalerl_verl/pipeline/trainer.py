@@ -102,11 +102,16 @@ class PPOTrainerPipelineRL(PPOTrainer):
             settings=self._settings,
             on_lost=self._remove_from_balancer,
             serving=lambda: ray.get(self.rollout_servers.global_load_balancer.get_all_servers.remote()),
+            on_returned=self._add_to_balancer,
         )
 
     def _remove_from_balancer(self, replicas: Sequence[Any]) -> None:
         addresses = [replica.server_address for replica in replicas]
         ray.get(self.rollout_servers.global_load_balancer.remove_servers.remote(addresses))
+
+    def _add_to_balancer(self, replicas: Sequence[Any]) -> None:
+        servers = {replica.server_address: replica.server_handle for replica in replicas}
+        ray.get(self.rollout_servers.global_load_balancer.add_servers.remote(servers))
 
     def get_llm_client(self) -> Any:
         """The agent loops' client."""

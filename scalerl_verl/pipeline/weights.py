@@ -20,6 +20,7 @@ from verl.utils.ray_utils import auto_await
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError
 from scalerl_verl.names import DEVICE, GLOO, HOST, NONE, ROLLOUT, STAGING, TRANSFER_TIMEOUT
 from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
+from scalerl_verl.pipeline.returning import LeftOut
 from scalerl_verl.pipeline.settings import PipelineSettings
 from scalerl_verl.pipeline.staging import StagingBuffer
 
@@ -81,6 +82,7 @@ class WeightUpdater(CheckpointEngineManager):
         settings: ours.
         on_lost: called with the replicas that are left out.
         serving: addresses to which requests still go; None: all. A replica that gets none has no business here either.
+        on_returned: called with replicas that were left out, answer again, and hold the current weights.
     """
 
     _serving: Callable[[], Collection[str]] | None = None
@@ -93,6 +95,7 @@ class WeightUpdater(CheckpointEngineManager):
         settings: PipelineSettings,
         on_lost: Callable[[Sequence[Any]], None],
         serving: Callable[[], Collection[str]] | None = None,
+        on_returned: Callable[[Sequence[Any]], None] = lambda replicas: None,
     ) -> None:
         super().__init__(config=config, actor_wg=actor_wg, replicas=list(replicas))
         self._settings = settings
@@ -100,6 +103,9 @@ class WeightUpdater(CheckpointEngineManager):
         self._staging = HOST if self.backend == GLOO and settings.staging == DEVICE else settings.staging
         self._on_lost = on_lost
         self._serving = serving
+        self._on_returned = on_returned
+        self._left_out = LeftOut(settings.max_strikes)
+        self._returning: list[Any] = []  # they take part in the next update, and get no requests before
         self._rollout: Any = None  # verl's worker group over all generators, while their process group stands
         self._layouts: set[str] = set()  # of staged weights, known to the generators they belong to
         self._hung: set[int] = set()  # ranks of generators that did not end their part of an update
@@ -116,10 +122,15 @@ class WeightUpdater(CheckpointEngineManager):
             WeightSyncError: a living generator could not take the weights, or the transfer hangs although all live.
         """
         await self._leave_out_dead()
+        await self._take_back()
         strikes = 0
         while True:
             try:
-                return await self._update(global_steps)
+                metrics = await self._update(global_steps)
+                if self._returning:
+                    self._on_returned(self._returning)
+                    self._returning = []
+                return metrics
             except Exception as error:
                 strikes += 1
                 # A peer that dies in the middle fails the collective for all; once it is out, the rest can go on.
@@ -253,6 +264,18 @@ class WeightUpdater(CheckpointEngineManager):
     async def _finish(self, replica: Any, version: int) -> dict[str, float]:
         return dict(await replica.servers[0].finish_update.remote(version, self._settings.recomputes))
 
+    async def _take_back(self) -> None:
+        """Let replicas that answer again take part in the next update, with a process group that has them in it."""
+        returned = self._left_out.find_returned()
+        if not returned:
+            return
+        logger.warning("generators %s are back", ", ".join(str(replica.replica_rank) for replica in returned))
+        self.add_replicas(returned)
+        self._returning = returned
+        self._hung.difference_update(replica.replica_rank for replica in returned)
+        if self._rollout is not None:
+            await self._forget_group()
+
     async def _leave_out_dead(self) -> bool:
         """Take replicas that do not answer, or get no requests any more, out of the group; whether there were any."""
         unserving = self._find_unserving()
@@ -262,8 +285,10 @@ class WeightUpdater(CheckpointEngineManager):
         if not dead:
             return False
         self.remove_replicas(dead)
+        self._returning = [replica for replica in self._returning if replica not in dead]
         self._on_lost(dead)
         await asyncio.gather(*[self._give_up(replica) for replica in dead])
+        self._left_out.add(dead)
         if not self.replicas:
             raise GeneratorsLostError(
                 "every generator of this run is dead, hung or out of reach; look for the first error of a vLLM engine"
@@ -280,7 +305,11 @@ class WeightUpdater(CheckpointEngineManager):
         except ray.exceptions.ActorUnavailableError as error:
             logger.warning("the load balancer is out of reach: %r", error)
             return []
-        return [replica for replica in self.replicas if replica.server_address not in serving]
+        return [
+            replica
+            for replica in self.replicas
+            if replica.server_address not in serving and replica not in self._returning
+        ]
 
     async def _give_up(self, replica: Any) -> None:
         """Have a server send its requests back, which would wait for their time-out or for nobody otherwise."""

@@ -323,6 +323,14 @@ VERL_SPECS = (
         call="remove_replicas(self, replicas)",
     ),
     _call(
+        "weights.take_back",
+        _CHECKPOINT,
+        "CheckpointEngineManager.add_replicas",
+        "Generators that were left out, and answer again, take part in the next update.",
+        _VERL_PIPELINE,
+        call="add_replicas(self, replicas)",
+    ),
+    _call(
         "weights.engine",
         _CHECKPOINT,
         "CheckpointEngineWorker.execute_checkpoint_engine",
@@ -368,7 +376,7 @@ VERL_SPECS = (
         "GlobalRequestLoadBalancer",
         "Servers that are out of reach are hidden from verl's choice for a while.",
         _VERL_PIPELINE,
-        attributes=("_inflight_requests", "get_all_servers"),
+        attributes=("_inflight_requests", "get_all_servers", "add_servers"),
     ),
     _call(
         "servers.create",

@@ -16,7 +16,7 @@ from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 install_vllm_alias()
 
 from scalerl_verl.pipeline.server import PipelineHttpServer, PipelineReplica  # noqa: E402
-from scalerl_verl.pipeline.vllm import SWAP  # noqa: E402
+from scalerl_verl.pipeline.vllm import METHOD, SWAP  # noqa: E402
 from tests.pipeline_server import furnish  # noqa: E402
 
 
@@ -70,8 +70,11 @@ class StubEngine:
         pass
 
     async def _call_utility(self, method: str, *_: Any) -> dict[str, Any]:
+        counts = {name: (0, 0) for name in self.running}
+        if method == METHOD:
+            return counts
         assert method == SWAP
-        return {"counts": {name: (0, 0) for name in self.running}, "pause_s": 0.0, "swap_s": 0.0, "drain_s": 0.0}
+        return {"counts": counts, "pause_s": 0.0, "swap_s": 0.0, "drain_s": 0.0}
 
 
 class GeneratorActor(PipelineHttpServer):

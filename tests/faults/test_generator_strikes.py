@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from scalerl_verl.pipeline import weights
 from scalerl_verl.pipeline.balancer import PipelineBalancer
 from scalerl_verl.pipeline.client import PipelineClient
 from scalerl_verl.pipeline.failures import strike_pause_s
+from scalerl_verl.pipeline.returning import LeftOut
 from scalerl_verl.pipeline.settings import PipelineSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -85,6 +87,45 @@ def test_passing_network_fault_costs_no_generator(generators: list[Replica]) -> 
     time.sleep(strike_pause_s(1))
     chosen = {ray.get(balancer.acquire_server.remote(request_id=f"x{number}"))[0] for number in range(2)}
     assert chosen == set(servers), "it gets requests again"
+
+
+@pytest.mark.fault("a generator that hung for a while is lost for the rest of the run")
+def test_generator_that_hung_is_asked_until_it_answers_and_one_that_died_is_not(generators: list[Replica]) -> None:
+    """SIGSTOP, left out, SIGCONT: it has let go of its requests and serves new ones. Then SIGKILL."""
+    replica, left_out = generators[0], LeftOut(max_returns=2)
+    server = replica.servers[0]
+    pid = ray.get(server.get_pid.remote())
+    answer = server.generate.remote([1, 2], {}, "old")
+    while not ray.get(server.num_running.remote()):
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGSTOP)
+    server.give_up.remote()
+    left_out.add([replica])
+    time.sleep(0.3)
+    assert left_out.find_returned() == []
+    os.kill(pid, signal.SIGCONT)
+    assert wait_for(left_out.find_returned) == [replica]
+    assert left_out.find_returned() == [], "it is asked no more"
+    assert ray.get(answer, timeout=30).stop_reason == "aborted" and ray.get(server.num_running.remote()) == 0
+    ray.get(server.open_door.remote())
+    assert ray.get(server.generate.remote([1, 2], {}, "new"), timeout=30).token_ids == [7]
+    left_out.add([replica])
+    assert wait_for(left_out.find_returned) == [replica]
+    left_out.add([replica])
+    assert not left_out._questions, "as often as it may come back"
+    os.kill(pid, signal.SIGKILL)
+    other = LeftOut(max_returns=1)
+    other.add([replica])
+    wait_for(lambda: not other._questions or other.find_returned())
+    assert not other._questions
+
+
+def wait_for(find: Callable[[], Any]) -> Any:
+    began = time.monotonic()
+    while not (found := find()):
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+    return found
 
 
 def _check_updater_agrees(balancer: Any, generators: list[Replica]) -> None:

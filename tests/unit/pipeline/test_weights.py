@@ -75,6 +75,21 @@ class Replica(SimpleNamespace):
     __hash__ = object.__hash__  # verl puts replicas into a set
 
 
+class Absent:
+    """In place of LeftOut, which asks Ray actors (tests/faults/test_generator_strikes.py): says what a test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.back: list[Any] = []
+
+    def add(self, replicas: list[Any]) -> None:
+        self.asked += replicas
+
+    def find_returned(self) -> list[Any]:
+        back, self.back = self.back, []
+        return back
+
+
 class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num: int = 2, **settings: Any) -> None:
         self.log: list[tuple[str, str]] = []
@@ -83,8 +98,11 @@ class World:
         self.replicas = [self.replica(i) for i in range(num)]
         config = SimpleNamespace(backend="gloo", custom_backend_module=None)
         self.updater = WeightUpdater(
-            config, trainer, self.replicas, PipelineSettings(**settings), self.lost.extend  # type: ignore[arg-type]
+            config, trainer, self.replicas, PipelineSettings(**settings), self.lost.extend,  # type: ignore[arg-type]
+            on_returned=lambda replicas: self.returned.append((list(replicas), len(self.log))),
         )  # fmt: skip
+        self.absent = self.updater._left_out = Absent()  # type: ignore[assignment]
+        self.returned: list[tuple[list[Any], int]] = []
         monkeypatch.setattr(self.updater, "_build_group", self.build)
         self.num_built = 0
 
@@ -352,3 +370,34 @@ def test_balancer_out_of_reach_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     world = World(monkeypatch)
     world.updater._serving = fail
     assert world.updater.update_weights(1)["scalerl/pipeline/replicas"] == 2
+
+
+@pytest.mark.fault("a generator that hung for a while is lost for the rest of the run")
+def test_generator_that_answers_again_gets_the_weights_and_then_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: one that was out of reach idles for the rest of the run. Before its weights are new it serves nobody."""
+    world = World(monkeypatch)
+    serving = ["address-0"]
+    world.updater._serving = lambda: serving
+    world.updater.update_weights(1)
+    left_out = world.replicas[1]
+    assert world.lost == world.absent.asked == [left_out]
+    assert world.updater.update_weights(2)["scalerl/pipeline/replicas"] == 1 and world.returned == []
+    world.absent.back = [left_out]
+    metrics = world.updater.update_weights(3)
+    assert metrics["scalerl/pipeline/replicas"] == 2 and world.num_built == 2, "the group is built anew, with it"
+    ((returned, at),) = world.returned
+    assert returned == [left_out] and ("server-1", "swap") in world.log[:at], "requests before weights"
+    serving.append("address-1")
+    assert world.updater.update_weights(4)["scalerl/pipeline/replicas"] == 2 and len(world.returned) == 1
+
+
+@pytest.mark.fault("a generator that hung for a while is lost for the rest of the run")
+def test_generator_that_comes_back_and_hangs_again_gets_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, num=3, transfer_timeout_s=0.1)
+    left_out = world.replicas[2]
+    left_out.servers[0].answers["swap"] = [HANG, HANG]
+    assert world.updater.update_weights(1)["scalerl/pipeline/replicas"] == 2
+    world.absent.back = [left_out]
+    assert world.updater.update_weights(2)["scalerl/pipeline/replicas"] == 2
+    assert world.lost == [left_out] * 2 and world.returned == []
+    assert world.updater.update_weights(3)["scalerl/pipeline/replicas"] == 2 and world.returned == []

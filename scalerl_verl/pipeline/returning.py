@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generators that were left out and whose processes may live: they are asked until they answer, or are dead."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+
+from scalerl_verl.pipeline.failures import is_unreachable
+
+logger = logging.getLogger(__name__)
+
+
+class LeftOut:
+    """Asks generators whether they can take part again, without waiting for an answer.
+
+    A question reaches a process that is hung when it goes on, and one that is out of reach when it is asked again.
+
+    Args:
+        max_returns: times that one generator comes back: each costs a new process group, and maybe a time-out.
+    """
+
+    def __init__(self, max_returns: int) -> None:
+        self._max_returns = max_returns
+        self._num_returns: Counter[int] = Counter()
+        self._questions: dict[Any, list[Any]] = {}
+
+    def add(self, replicas: Iterable[Any]) -> None:
+        """Generators that get neither requests nor weights from here on."""
+        for replica in replicas:
+            if self._num_returns[replica.replica_rank] < self._max_returns:
+                self._questions[replica] = _ask(replica)
+
+    def find_returned(self) -> list[Any]:
+        """Those that have let go of all their requests and answer again; they are not asked any more."""
+        returned = []
+        for replica, questions in list(self._questions.items()):
+            _, pending = ray.wait(questions, num_returns=len(questions), timeout=0)
+            if pending:
+                continue
+            del self._questions[replica]
+            try:
+                ray.get(questions)
+            except ray.exceptions.RayError as error:
+                if is_unreachable(error):
+                    self._questions[replica] = _ask(replica)
+                else:
+                    logger.warning("generator %s does not come back: %s", replica.replica_rank, type(error).__name__)
+                continue
+            self._num_returns[replica.replica_rank] += 1
+            returned.append(replica)
+        return returned
+
+
+def _ask(replica: Any) -> list[Any]:
+    return [replica.servers[0].rejoin.remote(), *(worker.get_replica_rank.remote() for worker in replica.workers)]
