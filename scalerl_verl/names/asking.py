@@ -111,16 +111,21 @@ def _keys(config: Any, section: str) -> list[str]:
 
 
 def near_miss(value: str, known: Iterable[str]) -> str | None:
-    """The name of ours that ``value`` was probably meant to be; None if it is one of them or like none."""
+    """The name of ours most like ``value``, which was probably meant; None if it is one of them or like none."""
     if value in known:
         return None
     folded = value.casefold().replace("_", "-")
-    for name in sorted(known):
-        own = name.replace("_", "-")
-        part = len(folded) >= _PART and (own.startswith(f"{folded}-") or own.endswith(f"-{folded}"))
-        if part or folded.startswith(PREFIXES) or difflib.SequenceMatcher(None, folded, own).ratio() >= _ALIKE:
-            return name
-    return None
+    likeness = {name: difflib.SequenceMatcher(None, folded, name.replace("_", "-")).ratio() for name in sorted(known)}
+    candidates = [name for name, ratio in likeness.items() if ratio >= _ALIKE or _is_part(folded, name)]
+    if not candidates and folded.startswith(PREFIXES):
+        candidates = list(likeness)
+    return max(candidates, key=lambda name: likeness[name], default=None)
+
+
+def _is_part(folded: str, name: str) -> bool:
+    """Whether a value is the beginning or the end of a name, in whole words."""
+    own = name.replace("_", "-")
+    return len(folded) >= _PART and (own.startswith(f"{folded}-") or own.endswith(f"-{folded}"))
 
 
 def near_misses(config: Any) -> dict[str, tuple[str, str]]:

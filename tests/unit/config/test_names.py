@@ -115,3 +115,9 @@ def test_default_of_every_key_is_allowed_there() -> None:
     for section, kinds in KEYS.items():
         for key, kind in kinds.items():
             assert kind.wrong(kind.default) is None, f"{section}.{key}={kind.default}"
+
+
+@pytest.mark.parametrize("given", ["scalerl_cipso", "ScaleRL_CISPO", "scalerl-cispo"])
+def test_misspelt_name_means_the_one_most_like_it(given: str) -> None:
+    """Not the first by the alphabet."""
+    assert near_miss(given, {"scalerl_capped", "scalerl_cispo", "scalerl_zero"}) == "scalerl_cispo"
