@@ -53,6 +53,7 @@ def add_plan(commands: Any) -> None:
         "overrides", nargs="*", metavar="recipe=NAME | OVERRIDE", help="a recipe's folder or preset; verl's overrides"
     )
     parser.add_argument("-cp", "--config-path", metavar="DIR", help="absolute folder of a YAML of yours, as main_ppo's")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of yours beside verl's, as main_ppo's")
     parser.add_argument("-cn", "--config-name", metavar="NAME", help="its name (default: verl's ppo_trainer)")
     parser.add_argument("--gpus", type=int, help="GPUs of the cluster (default: as many as the run takes)")
     parser.add_argument("--gpu-memory-gib", type=float, default=80.0, help="memory of one (default 80)")
@@ -104,7 +105,7 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
 
     _check_arguments(arguments, sorted(DEVICES))
     overrides, model_file = _resolve(arguments)
-    primary = Primary(arguments.config_path, arguments.config_name or Primary.name)
+    primary = Primary(arguments.config_path, arguments.config_name or Primary.name, arguments.config_dir)
     config, differences = compose_and_compare(overrides, primary)
     problems = _startup_problems(config)
     if problems:
@@ -170,7 +171,7 @@ def _resolve(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
         raise ScaleRLConfigError([f"recipe={names[1]}: one recipe at a time; presets combine as +scalerl=[a,b]"])
     if not names:
         return others, None
-    if arguments.config_name or arguments.config_path:
+    if arguments.config_name or arguments.config_path or arguments.config_dir:
         raise ScaleRLConfigError([f"recipe={names[0]} beside --config-name: give one of them"])
     recipe = find_recipe(names[0])
     return [*recipe.overrides, *others], recipe.model_file

@@ -61,11 +61,12 @@ def find_recipe(name: str) -> Recipe:
 
 @dataclass(frozen=True)
 class Primary:
-    """The file that Hydra begins with: what `--config-path` and `--config-name` of a launch name.
+    """The file that Hydra begins with: what `--config-path`, `--config-dir` and `--config-name` of a launch name.
 
     Args:
         folder: None: verl's own.
         name: with or without `.yaml`.
+        beside: a folder in which Hydra looks, too.
 
     Raises:
         ScaleRLConfigError: a folder that is relative or does not exist.
@@ -73,8 +74,11 @@ class Primary:
 
     folder: str | None = None
     name: str = "ppo_trainer"
+    beside: str | None = None
 
     def __post_init__(self) -> None:
+        if self.beside is not None and not Path(self.beside).is_dir():
+            raise ScaleRLConfigError([f"--config-dir {self.beside} is no folder: give the folder of your YAML"])
         if self.folder is None:
             return
         if not Path(self.folder).is_absolute():  # Hydra would look for it below the folder of main_ppo.py
@@ -82,6 +86,19 @@ class Primary:
             raise ScaleRLConfigError([f"--config-path {self.folder}: give the absolute path, --config-path {wanted}"])
         if not Path(self.folder).is_dir():
             raise ScaleRLConfigError([f"--config-path {self.folder} is no folder: give the folder of your YAML"])
+
+    @property
+    def place(self) -> tuple[str | None, list[str]]:
+        """The folder to begin in, None for verl's own, and the override that makes Hydra look elsewhere, too.
+
+        Hydra finds no first file by an override of its search path: where that file is the user's, verl's are found so.
+        """
+        if self.beside is None:
+            return self.folder, []
+        beside = Path(self.beside).resolve()
+        if self.folder is None and (beside / f"{self.name.removesuffix('.yaml')}.yaml").is_file():
+            return str(beside), ["hydra.searchpath=['pkg://verl.trainer.config']"]
+        return self.folder, [f"hydra.searchpath=['file://{beside}']"]
 
 
 def compose_run(overrides: Sequence[str]) -> DictConfig:
@@ -114,13 +131,14 @@ def _composed(overrides: Sequence[str], primary: Primary) -> Iterator[tuple[Dict
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    if primary.folder is None:
+    folder, more = primary.place
+    if folder is None:
         search_path = initialize_config_module("verl.trainer.config", version_base=None)
     else:
-        search_path = initialize_config_dir(primary.folder, version_base=None)
+        search_path = initialize_config_dir(folder, version_base=None)
     with search_path:
         try:
-            config = compose(primary.name, overrides=list(overrides), return_hydra_config=True)
+            config = compose(primary.name, overrides=[*overrides, *more], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException, ValueError) as error:  # null for a section is a bare ValueError
             raise ScaleRLConfigError([f"the config cannot be composed: {error}"]) from error
         with open_dict(config):

@@ -33,6 +33,10 @@ def run(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
         "actor_rollout_ref.actor.kl_loss_coef=0.001",
         "actor_rollout_ref.actor.entropy_coeff=0.001",
+        # and as in most of verl's recipes: the last half of the greatest length costs up to 1
+        "reward.reward_manager.name=dapo",
+        "+reward.reward_kwargs={max_resp_len: 16, overlong_buffer_cfg: {enable: True, len: 8, penalty_factor: 1.0, "
+        "log: False}}",
         presets=("+scalerl=[ppo_off_policy,cpu]", "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05"),
     )
 
@@ -67,6 +71,16 @@ def test_kl_loss_and_entropy_are_averages_over_prompts(run: VerlRun, tiny_assets
     assert 0 < first["actor/kl_loss"] < second["actor/kl_loss"] < 1
     uniform = math.log(len(AutoTokenizer.from_pretrained(tiny_assets / "model")))
     assert 0.8 * uniform < first["actor/entropy_loss"] < uniform
+
+
+@pytest.mark.works_with(
+    "overlong shaping", "CISPO", "prompt average", "advantages", "curriculum", "FP32 head", "fast front end"
+)
+def test_overlong_shaping_lowers_the_rewards_that_train(run: VerlRun) -> None:
+    """Wrong is -1 and right 1 without it: no other reward is below -1."""
+    for metrics in run.metrics.values():
+        assert -2 <= metrics["critic/score/min"] < -1 and metrics["critic/score/max"] <= 1
+        assert metrics["scalerl/data/prompts_mixed_sum"] > 0
 
 
 def test_ledger_counts_each_batch_once_however_many_updates_it_has(run: VerlRun) -> None:

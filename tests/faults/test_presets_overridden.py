@@ -232,9 +232,29 @@ def test_plan_takes_the_file_that_the_launch_names(capsys: pytest.CaptureFixture
     assert n == f"{N}: 16 in the preset recipe, 8 in this run (command line)"
 
 
+@pytest.mark.parametrize("name", ["mine", "mine.yaml"])
+def test_plan_takes_a_folder_beside_verl_s(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With the launch's first file in it, or with files that verl's own is overridden by."""
+    model = ("actor_rollout_ref.model.path=Qwen/Qwen3-8B-Base", "data.max_response_length=14336")
+    yours = (*model, f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.name=vllm")
+    text = FILE.replace("DEFAULTS", "ppo_trainer, {scalerl: recipe}, _self_")
+    (tmp_path / "mine.yaml").write_text("\n".join(line for line in text.splitlines() if "search" not in line) + "\n")
+    assert scalerl(["plan", "--config-dir", str(tmp_path), "--config-name", name, *yours, "--json"]) in (0, 3)
+    lr, *_ = (note for note in json.loads(capsys.readouterr().out)["notes"] if "preset" in note)
+    assert lr == f"{LR}: 5e-07 in the preset recipe, 1e-06 in this run ({tmp_path}/mine.yaml)"
+    (tmp_path / "sizes").mkdir()
+    (tmp_path / "sizes" / "small.yaml").write_text("# @package _global_\nactor_rollout_ref:\n  rollout:\n    n: 8\n")
+    group = ("--config-dir", str(tmp_path), "+scalerl=recipe", "+sizes=small")
+    assert scalerl(["plan", *group, *yours, "--json"]) in (0, 3)
+    assert any(
+        f"{N}: 16 in the preset recipe, 8 in this run" in note for note in json.loads(capsys.readouterr().out)["notes"]
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--config-dir", "/no/such"), "--config-dir /no/such is no folder: give the folder of your YAML"),
         (("--config-path", "."), f"--config-path .: give the absolute path, --config-path {Path.cwd()}"),
         (("--config-path", "/no/such"), "--config-path /no/such is no folder: give the folder of your YAML"),
         (("--config-name", "mine", "recipe=grpo"), "recipe=grpo beside --config-name: give one of them"),

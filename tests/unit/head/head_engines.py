@@ -26,17 +26,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from verl.models.transformers import monkey_patch
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
 from scalerl_verl.head import linear_logprobs
 from scalerl_verl.head import model as head_model
-from scalerl_verl.loss.verl_config import ScaleRLPolicyLossConfig
+from scalerl_verl.loss.term_weights import FIELD
+from scalerl_verl.loss.verl_config import ScaleRLFSDPActorConfig, ScaleRLPolicyLossConfig
 from scalerl_verl.upstream import status
 
 PROMPTS = [3, 2, 4, 3]
 RESPONSES = [2, 7, 1, 5]
+WEIGHTS = [0.5, 2.0, 1.0, 0.25]
+"""Of rows under prompt-mean, in the KL loss and the entropy; the advantages stand for any."""
 TEMPERATURE = 0.7
 EPS_MAX = 1.5
 
@@ -60,6 +63,8 @@ class Case:
     pad_to_length: bool = False
     lora: bool = False
     forward_only: bool = False
+    mode: str = "token-mean"
+    """the aggregation; with prompt-mean rows have weights, and a KL loss trains, too"""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +82,9 @@ def _cases() -> dict[str, Case]:
         cases[f"lora|{kind}"] = Case(fused=fused, lora=True)
         cases[f"two ranks|{kind}"] = Case(fused=fused, world=2)
         cases[f"sequence parallel|{kind}"] = Case(fused=fused, world=2, packed=True, sequence_parallel=2)
+        cases[f"sequence parallel, prompts|{kind}"] = Case(
+            fused=fused, world=2, packed=True, sequence_parallel=2, mode="prompt-mean", entropy_coeff=0.1
+        )
     for name, changes in {
         "padded": {},
         "packed": {"packed": True, "pad_to_length": True},
@@ -88,6 +96,7 @@ def _cases() -> dict[str, Case]:
         cases[f"shared pass, {name}|shared"] = Case(backend="fp32_shared_pass", **changes)
     cases["shared pass, masked|fused"] = Case(options={"token_mask_range": [0.5, 1.2]})
     cases["entropy|truth"] = Case(truth=True, entropy_coeff=0.1)
+    cases["prompts|truth"] = Case(truth=True, entropy_coeff=0.1, mode="prompt-mean")
     return cases
 
 
@@ -120,6 +129,9 @@ def make_data(case: Case, vocab_size: int, rank: int) -> TensorDict:
     rows = make_rows(vocab_size)
     share = case.world // case.sequence_parallel
     mine = range(len(PROMPTS)) if share == 1 else range(rank * 2, rank * 2 + 2)
+    if case.mode == "prompt-mean":
+        rows[FIELD] = [torch.full((n,), weight) for n, weight in zip(RESPONSES, WEIGHTS, strict=True)]
+        rows["ref_log_prob"] = [logp - 0.5 for logp in rows["old_log_probs"]]
     data = TensorDict({name: nested([values[i] for i in mine]) for name, values in rows.items()}, batch_size=len(mine))
     tu.assign_non_tensor(
         data,
@@ -213,10 +225,13 @@ def run(folder: Path, case: Case, rank: int) -> dict[str, Any]:
         weight = module.weight.full_tensor() if hasattr(module.weight, "full_tensor") else module.weight
         seen.update(hidden=args[0].detach().clone(), weight=weight.detach().clone())
 
-    config = FSDPActorConfig(
+    config = ScaleRLFSDPActorConfig(
         rollout_n=2,
         ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode="token-mean",
+        loss_agg_mode=case.mode,
+        use_kl_loss=case.mode == "prompt-mean",
+        kl_loss_type="mse",
+        kl_loss_coef=0.3,
         entropy_coeff=case.entropy_coeff,
         calculate_entropy=True,
         policy_loss=ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=EPS_MAX, **case.options),

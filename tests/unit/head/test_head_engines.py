@@ -115,7 +115,7 @@ def test_head_is_the_float64_head(results: dict[str, dict[str, Any]], name: str)
 
 
 @pytest.mark.works_with("LoRA", "CISPO", "FP32 head")
-@pytest.mark.works_with("Ulysses", "CISPO", "FP32 head")
+@pytest.mark.works_with("Ulysses", "CISPO", "prompt average", "FP32 head")
 @pytest.mark.works_with("entropy bonus", "CISPO", "FP32 head")
 @pytest.mark.parametrize(
     ("name", "same_as"),
@@ -130,6 +130,7 @@ def test_head_is_the_float64_head(results: dict[str, dict[str, Any]], name: str)
             for how in ("two ranks", "sequence parallel")
             for kind in ("fused", "logits")
         ),
+        *((f"sequence parallel, prompts|{kind}", "prompts|truth") for kind in ("fused", "logits")),
         *((f"checkpointing|{kind}", "qwen3-tied|fp32|truth") for kind in ("fused", "logits")),
         *((f"entropy|{kind}", "entropy|truth") for kind in ("fused", "logits")),
         *((f"shared pass, {how}|shared", "qwen3|fp32|truth") for how in ("padded", "packed", "sequence parallel")),
@@ -150,7 +151,7 @@ def test_layout_ranks_checkpointing_lora_and_shared_pass_change_nothing(
 
 def test_cases_that_should_differ_differ(results: dict[str, dict[str, Any]]) -> None:
     base = results["qwen3|fp32|truth"]["gradients"]
-    for name in ("entropy|truth", "shared pass, masked|fused"):
+    for name in ("entropy|truth", "shared pass, masked|fused", "prompts|truth"):
         assert gradient_error(results[name]["gradients"], base) > 1e-3, name
 
 
