@@ -167,10 +167,14 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
         "interval rule",
     ]
     lines = [table(header, rows), ""]
+    lines.append(_allowance(pairs))
     lines.append(
-        f"Paper's rule: the higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at the mean, "
-        f"however little. It knows no noise: of two equal recipes it mostly names one. {_allowance(pairs)}"
+        f"Paper's rule: knows no noise. The higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at "
+        "the mean, however little: of two equal recipes it mostly names one."
     )
+    by_chance = [f"{p.first} - {p.second}" for p in pairs if p.paper_winner and p.interval_winner is None]
+    if by_chance:
+        lines.append(f"Not told apart, whatever the paper's rule names: {', '.join(by_chance)}.")
     doubtful = [f"{p.first} - {p.second}" for p in pairs if not p.trusted]
     if doubtful:
         lines.append(f"A is not identified in one or both of: {', '.join(doubtful)}. Do not decide by these lines.")
@@ -178,7 +182,7 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
 
 
 def _allowance(pairs: Sequence[Pair]) -> str:
-    rule = "Interval rule: a winner only if the interval of the difference excludes 0; it allows for"
+    rule = "Interval rule: knows noise. A winner only if the interval of the difference excludes 0, which allows for"
     spreads = [pair.spread for pair in pairs if isinstance(pair, GroupPair)]
     if not spreads:
         return f"{rule} runs of one recipe that differ in A by {RUN_SPREAD:g} (standard deviation)."
