@@ -169,8 +169,8 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
     lines = [table(header, rows), ""]
     lines.append(_allowance(pairs))
     lines.append(
-        f"Paper's rule: knows no noise. The higher A wins; closer than {tie:g} is a tie, then the higher B with A fixed at "
-        "the mean, however little: of two equal recipes it mostly names one."
+        f"Paper's rule: knows no noise. The higher A wins; closer than {tie:g} is a tie, then the higher B with A "
+        "fixed at the mean, however little: of two equal recipes it mostly names one."
     )
     by_chance = [f"{p.first} - {p.second}" for p in pairs if p.paper_winner and p.interval_winner is None]
     if by_chance:

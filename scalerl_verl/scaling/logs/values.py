@@ -66,7 +66,10 @@ def read_number(value: Any) -> float | None:
         except ValueError:
             raise ValueError(f"{text!r} is no number") from None
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number of more than 308 digits, as text of it is infinite
+            return math.inf if value > 0 else -math.inf
     raise ValueError(f"{value!r} is no number")
 
 

@@ -10,7 +10,9 @@ import pytest
 from scalerl_verl.scaling.logs.values import LeftOut, read_number, read_step
 
 
-@pytest.mark.parametrize(("value", "number"), [("0.5", 0.5), (" 1e3 ", 1000.0), (3, 3.0), ("", None), ("  ", None)])
+@pytest.mark.parametrize(
+    ("value", "number"), [("0.5", 0.5), (" 1e3 ", 1000.0), (3, 3.0), ("", None), ("  ", None), (-(10**400), -math.inf)]
+)
 def test_number_or_nothing(value: object, number: float | None) -> None:
     assert read_number(value) == number
 
