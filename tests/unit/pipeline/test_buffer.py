@@ -6,8 +6,10 @@ TransferQueue is a stub here, a dictionary: the real one needs Ray, and the end-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,15 +76,22 @@ class World:
     def kv_list(self, partition: str | None = None) -> dict[str, dict]:
         return {"train": {key: dict(tag) for key, tag in self.rows.items()}}
 
+    def kv_batch_put(self, keys: list[str], partition_id: str, tags: list[dict[str, Any]]) -> None:
+        for key, tag in zip(keys, tags, strict=True):
+            self.rows[key].update(tag)
+
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         for key in keys:
             self.rows.pop(key, None)
 
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
+    def kv_batch_get(
+        self, keys: list[str], partition_id: str, select_fields: Sequence[str] = ("response_mask",)
+    ) -> dict[str, Any]:
         """Responses of three tokens, the last of which is not sampled; the reward is that of the key, or 0."""
         assert keys and set(keys) <= self.rows.keys()
         scores = torch.tensor([[0.0, self.rewards.get(key, 0.0), 0.0] for key in keys])
         columns = {"rm_scores": scores, "response_mask": torch.tensor([[1, 1, 0]] * len(keys))}
+        columns["extra_fields"] = np.array([{"versions": [[0, 2]]} for _ in keys], dtype=object)
         return {name: columns[name] for name in select_fields}
 
     # What it asks of the trainer.
@@ -406,3 +415,22 @@ def test_group_that_finishes_after_the_look_is_judged_before_it_trains(monkeypat
     world.waits = [lambda: None, lambda: world.finish_mixed("g2")]
     groups, metrics = world.sample(1)
     assert groups == ["g2"] and metrics["groups_rejected_sum"] == 2
+
+
+@pytest.mark.fault("dynamic sampling: groups without a signal train, or what replaces them breaks the bound")
+def test_resumed_run_has_no_rejected_group_and_judges_those_that_had_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = World(2, 1, monkeypatch, max_batches=0)
+    first.waits = [lambda: (first.finish("g0"), first.finish_mixed("g1", "g2"))]
+    assert first.sample(1)[0] == ["g1", "g2"]
+    first.finish("g3")  # alike; nobody has looked at it when the checkpoint is written
+    second = World(2, 1, monkeypatch, max_batches=0)
+    second.rows, second.count, second.rewards = dict(first.rows), first.count, first.rewards
+    assert not [key for key in second.rows if key.startswith(("g0", "g1", "g2"))]
+
+    def finish_open() -> None:
+        second.finish_mixed(*[uid for uid, tag in second.rows.items() if tag.get("status") == "pending"])
+
+    second.waits = [finish_open] * 9
+    groups, metrics = second.sample(2)
+    assert metrics["groups_rejected_sum"] == 1 and second.rejected == [["g3_0_0", "g3_1_0"]]
+    assert len(groups) == 2 and not {"g0", "g1", "g2", "g3"} & set(groups)
