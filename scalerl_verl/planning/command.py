@@ -45,32 +45,39 @@ def add_plan(commands: Any) -> None:
     """Add `plan` to the sub-parsers of `scalerl`."""
     parser = commands.add_parser(
         "plan",
-        help="whether a run fits a cluster: memory of every GPU, divisibility, the balancing split; starts nothing",
+        help="say whether a run fits a cluster, GPU by GPU, and which split is best; starts nothing",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="recipe=NAME | OVERRIDE", help="a recipe's folder or preset; verl's overrides"
+        "overrides",
+        nargs="*",
+        metavar="recipe=NAME | OVERRIDE",
+        help="a recipe's folder or a preset, and verl's overrides",
     )
-    parser.add_argument("-cp", "--config-path", metavar="DIR", help="absolute folder of a YAML of yours, as main_ppo's")
-    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of yours beside verl's, as main_ppo's")
-    parser.add_argument("-cn", "--config-name", metavar="NAME", help="its name (default: verl's ppo_trainer)")
+    parser.add_argument(
+        "-cp", "--config-path", metavar="DIR", help="folder of your own YAML, absolute, as for main_ppo"
+    )
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of yours beside verl's, as for main_ppo")
+    parser.add_argument("-cn", "--config-name", metavar="NAME", help="name of that YAML (default: verl's ppo_trainer)")
     parser.add_argument("--gpus", type=int, help="GPUs of the cluster (default: as many as the run takes)")
-    parser.add_argument("--gpu-memory-gib", type=float, default=80.0, help="memory of one (default 80)")
+    parser.add_argument("--gpu-memory-gib", type=float, default=80.0, help="memory of one GPU (default 80)")
     parser.add_argument("--node-memory-gib", type=float, help="host memory of a node (default: any amount)")
     parser.add_argument(
-        "--device", default="h100", help="a100, h100, h200, b200 or gb200 (default h100): for times only"
+        "--device", default="h100", help="a100, h100, h200, b200 or gb200 (default h100); changes the times only"
     )
     parser.add_argument("--trainer-gpus", type=int, help="GPUs that train, instead of the recipe's")
     parser.add_argument("--generator-gpus", type=int, help="GPUs that generate, instead of the recipe's")
     parser.add_argument("--model-config", help="config.json of the model, where it is not on this machine")
-    parser.add_argument("--reserve-gib", type=float, help="kept for CUDA, NCCL, fragmentation (default 5%% of a GPU)")
-    parser.add_argument("--mean-prompt", type=float, help="tokens (default: a quarter of the greatest length)")
-    parser.add_argument("--mean-response", type=float, help="tokens (default: half of the greatest length)")
+    parser.add_argument(
+        "--reserve-gib", type=float, help="memory kept for CUDA, NCCL and fragmentation (default 5%% of a GPU)"
+    )
+    parser.add_argument("--mean-prompt", type=float, help="mean tokens of a prompt (default: a quarter of the longest)")
+    parser.add_argument("--mean-response", type=float, help="mean tokens of a response (default: half of the longest)")
     assumed = {
-        "training_efficiency": "share of the peak (default %(default)g)",
-        "decode_efficiency": "share of the ideal (default %(default)g)",
-        "network_gbs": "GB/s of one GPU's network card (default %(default)g), for weight updates",
+        "training_efficiency": "share of a GPU's peak that training reaches (default %(default)g)",
+        "decode_efficiency": "share of its ideal speed that decoding reaches (default %(default)g)",
+        "network_gbs": "GB/s of one GPU's network card, for weight updates (default %(default)g)",
     }
     for name, text in assumed.items():
         option = f"--{name.replace('_', '-')}"

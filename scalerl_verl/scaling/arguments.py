@@ -46,34 +46,54 @@ def add_commands(commands: Any) -> None:
     """Add the curve commands to the sub-parsers of `scalerl`."""
     fit = _command(commands, "fit", "fit A, B, C_mid with intervals and a verdict")
     fit.add_argument(
-        "--bootstrap", type=int, default=0, metavar="N", help="also N bootstrap resamples (1000 are steady)"
+        "--bootstrap",
+        type=int,
+        default=0,
+        metavar="N",
+        help="make N bootstrap resamples, too (1000 give steady intervals)",
     )
-    fit.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    fit.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
     fit.add_argument(
-        "--rivals", action="store_true", help="also fit rival curves and test all on held-out later points"
+        "--rivals",
+        action="store_true",
+        help="fit rival curves, too, and test all of them on later points that were held out",
     )
     _add_grouping(fit)
     compare = _command(commands, "compare", "compare two or more recipes by their curves")
     compare.add_argument(
         "--tie", type=_positive, default=0.02, help="ceilings closer than this are tied (default 0.02)"
     )
-    compare.add_argument("--reference", help="name of the recipe for a leave-one-out table (default: the first)")
+    compare.add_argument(
+        "--reference", help="recipe that the others are compared with, one by one (default: the first)"
+    )
     _add_grouping(compare)
     predict = _command(commands, "predict", "scores at more compute, compute to reach a score, worth of going on")
-    predict.add_argument("--at", type=float, nargs="+", default=[], metavar="C", help="compute to predict at")
-    predict.add_argument("--reach", type=float, nargs="+", default=[], metavar="S", help="scores to reach")
-    predict.add_argument("--budget", type=float, metavar="C", help="is it worth going on to this total compute?")
+    predict.add_argument(
+        "--at", type=float, nargs="+", default=[], metavar="C", help="amounts of compute to predict the score at"
+    )
+    predict.add_argument(
+        "--reach", type=float, nargs="+", default=[], metavar="S", help="scores to predict the compute for"
+    )
+    predict.add_argument(
+        "--budget", type=float, metavar="C", help="say whether going on to this total compute is worth it"
+    )
     backtest = _command(commands, "backtest", "fit the first part of a run, predict the rest, report the error")
-    backtest.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="of the compute")
+    backtest.add_argument(
+        "--shares",
+        type=float,
+        nargs="+",
+        default=[0.25, 0.5, 0.75],
+        help="shares of the compute to forecast from (default 0.25 0.5 0.75)",
+    )
     plot = _command(commands, "plot", "draw points, fits and extrapolations to PNG, SVG, PDF or HTML")
     plot.add_argument("--out", required=True, help="file to write: .png, .svg, .pdf or .html")
     plot.add_argument(
-        "--kind", choices=("curve", "linear"), default="curve", help="the curve, or F(R) as log-log lines"
+        "--kind", choices=("curve", "linear"), default="curve", help="draw the curve, or F(R) as lines in log-log axes"
     )
     plot.add_argument(
         "--until", type=float, metavar="C", help="extrapolate up to this compute (default: 4 times the data)"
     )
-    plot.add_argument("--title", default="", help="of the picture")
+    plot.add_argument("--title", default="", help="title of the picture")
     sizes = _command(
         commands, "sizes", "power laws of ceiling and speed over the size of the model, or another setting"
     )
@@ -95,7 +115,7 @@ def _command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParse
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help=RUNS_HELP)
-    parser.add_argument("--join", action="store_true", help="all RUNs are attempts at one run")
+    parser.add_argument("--join", action="store_true", help="take all RUNs as attempts at one run")
     parser.add_argument("--names", nargs="+", help="names of the runs (default: folder or file names)")
     parser.add_argument("--x", help="gpu_hours, tokens, trained_tokens, flops, steps or the name of a metric or column")
     parser.add_argument("--y", help="the score: name of a metric or column, or a part of it that only one has")
@@ -107,12 +127,12 @@ def _command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParse
     )
     parser.add_argument("--method", choices=("profile", "paper"), default="profile", help="default: profile")
     parser.add_argument("--warm-up", type=float, default=0.0, metavar="C", help="leave out points with less compute")
-    parser.add_argument("--level", type=float, default=0.95, help="of confidence (default 0.95)")
+    parser.add_argument("--level", type=float, default=0.95, help="confidence level of the intervals (default 0.95)")
     parser.add_argument(
         "--errors",
         choices=("relative", "absolute"),
         default="relative",
-        help="what standard errors mean (docs/scaling.md)",
+        help="relative: standard errors are weights only; absolute: they are the noise",
     )
     parser.add_argument("--grid-A", metavar="FROM:TO:STEP", help="method paper: values of A (0.45:0.8:0.005)")
     parser.add_argument(
