@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from scalerl_verl import engine_context
 from scalerl_verl.advantage import group_size_checks
-from scalerl_verl.config import media_checks, run_folder, transfer_checks
+from scalerl_verl.config import model_checks, run_folder, transfer_checks
 from scalerl_verl.config.cluster import cluster_address, has_own_ray, num_devices
 from scalerl_verl.errors import ScaleRLConfigError
 from scalerl_verl.interruption import settings as interruption_settings
@@ -279,7 +279,7 @@ RULES = (
         _reward,
         interruption_settings.find_model_problems,
         engine_context.find_model_problems,
-        media_checks.find_model_problems,
+        model_checks.find_model_problems,
         transfer_checks.find_model_problems,
         run_folder.find_problems,
         run_folder.find_resume_problems,

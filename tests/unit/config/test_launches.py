@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig
 
 from benchmarks.reference.launches import PRESETS, Edits, Launch, read_launches
-from scalerl_verl.config import media_checks
+from scalerl_verl.config import model_checks
 from scalerl_verl.config.checks import find_problems
 from tests.unit.composed import compose_config, with_overrides
 
@@ -42,7 +42,7 @@ def problems_of(config: DictConfig, launch: Launch, folder: Path) -> list[str]:
         return find_problems(config)
     (folder / "config.json").write_text(json.dumps(launch.model))
     with_overrides(config, [f"actor_rollout_ref.model.hf_config_path={folder}"])
-    return find_problems(config, also=lambda readable: list(media_checks.find_model_problems(readable)))
+    return find_problems(config, also=lambda readable: list(model_checks.find_model_problems(readable)))
 
 
 @pytest.mark.parametrize(("name", "preset"), CASES)

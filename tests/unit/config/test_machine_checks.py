@@ -311,3 +311,18 @@ def test_model_that_sees_is_refused_by_each_piece_that_takes_text_alone(config: 
     config.actor_rollout_ref.model.fused_kernel_options.impl_backend = "torch"
     config.trainer.v1.trainer_mode = "sync"
     assert find_problems(config) == []
+
+
+@pytest.mark.fault("vLLM on a CPU: updated weights of experts are read in the order of packed ones")
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_mixture_of_experts_is_refused_on_the_cpu_alone(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    folder = Path(config.actor_rollout_ref.model.path)
+    mixture = folder.rename(folder.with_name(key))
+    (mixture / "config.json").write_text(json.dumps({key: 8}))
+    config.actor_rollout_ref.model.path = str(mixture)
+    assert find_problems(config) == []
+    monkeypatch.setenv(PLATFORM_ENV, "cpu")
+    (problem,) = find_problems(config)
+    assert f"path={mixture} with {PLATFORM_ENV}=cpu" in problem and "dense model" in problem

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that read more than text, where a piece takes text models only: their workers would say so minutes later."""
+"""Kinds of model that a run cannot have, by the ``config.json``: a worker would say so minutes later, or nobody."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from scalerl_verl.engine_context import read_hf_config
 from scalerl_verl.head import settings as head_settings
 from scalerl_verl.names import HEAD_BACKEND, MODEL, PIPELINE_RL, TRAINER_MODE, select
 from scalerl_verl.names.asking import trainer_mode
+from scalerl_verl.upstream.activation import PLATFORM_ENV, is_cpu_platform
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def find_model_problems(config: DictConfig) -> Iterator[str]:
-    """Pieces that a model with a vision or audio part cannot have; needs its ``config.json``."""
+    """Pieces that a model with a vision or audio part cannot have, and experts on a CPU."""
     parts = read_hf_config(config) or {}
+    if is_cpu_platform() and any(parts.get(key) for key in _EXPERTS):
+        yield (
+            f"{MODEL}.path={select(config, f'{MODEL}.path')} with {PLATFORM_ENV}=cpu: vLLM packs the weights of "
+            "experts for its CPU kernels, and a weight update would be written over them in another order; take a "
+            "dense model, or a GPU"
+        )
     has_vision, has_audio = (parts.get(key) is not None for key in ("vision_config", "audio_config"))
     path, backend = f"{MODEL}.path={select(config, f'{MODEL}.path')}", head_settings.trainer_backend(config)
     if has_vision and backend is not None:
