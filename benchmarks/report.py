@@ -93,6 +93,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/pipeline.md": {
         "weight_update": pipeline.weight_update_table,
         "planned-updates": updates_table,
+        "driver": pipeline.driver_table,
         "pipeline": pipeline.pipeline_table,
         "pipeline-before": partial(pipeline.pipeline_table, 1),
     },

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.markdown import table, where_table
-from benchmarks.rows import read_rows
+from benchmarks.rows import newest_run, read_rows
 
 Rows = list[dict[str, Any]]
 COLUMNS = (
@@ -57,6 +57,13 @@ def pipeline_table(back: int = 0) -> str:
 def _of_rival(found: dict[tuple[str, str, str], dict[str, Any]], regime: str, mode: str) -> str:
     mine, rival = (found.get((regime, name, SPEED)) for name in (mode, RIVAL))
     return f"{mine['p50'] / rival['p50']:.2f}" if mine and rival else ""
+
+
+def driver_table() -> str:
+    """One line a part of the driver's work, of the newest run."""
+    rows = newest_run("driver")
+    lines = [(row["case"]["what"], f"{1e3 * row['p50']:.1f}") for row in rows]
+    return f"{table(('part', 'CPU ms'), lines)}\n\n{where_table({'': rows}, ('verl', 'ray'))}"
 
 
 def weight_update_table() -> str:
