@@ -53,17 +53,25 @@ def divides_by_prompts(config: Any) -> bool:
     return uses_groups(config) or trainer_mode(config) in (PPO_OFF_POLICY, PIPELINE_RL)
 
 
+def _sync_step_key(config: Any) -> str:
+    return f"{V1}.{trainer_mode(config)}.parameter_sync_step"
+
+
 def num_steps(config: Any) -> int:
     """Optimizer steps on what the trainer samples at once."""
-    section = f"{V1}.{trainer_mode(config)}"
-    prompts = int(config.data.train_batch_size) // int(select(config, f"{section}.parameter_sync_step", 1))
+    prompts = int(config.data.train_batch_size) // int(select(config, _sync_step_key(config), 1))
     return max(1, -(-prompts // int(select(config, f"{ACTOR}.ppo_mini_batch_size"))))
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
     """Shuffling within each rank, which puts rows of one prompt into different steps."""
-    for key in ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"):
-        if not isinstance(select(config, key), int) or select(config, key) < 1:
+    for key, default in (
+        ("data.train_batch_size", None),
+        (f"{ACTOR}.ppo_mini_batch_size", None),
+        (_sync_step_key(config), 1),
+    ):
+        value = select(config, key, default)
+        if not isinstance(value, int) or value < 1:
             return  # verl's business, or another check's
     if divides_by_prompts(config) and num_steps(config) > 1 and select(config, f"{ACTOR}.shuffle", False):
         yield (

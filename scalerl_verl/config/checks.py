@@ -27,6 +27,7 @@ from scalerl_verl.names.asking import (
     loss_mode,
     misspelt_sections,
     near_misses,
+    top_level_keys,
     trainer_mode,
     uses_estimator,
 )
@@ -60,8 +61,8 @@ def _names(config: DictConfig) -> Iterator[str]:
     for path, (value, meant) in near_misses(config).items():
         if path not in (names.HEAD_BACKEND, names.HEAD_DTYPE):  # their own rules say more
             yield f"{path}={value} does not exist: did you mean {meant}?"
-    if OmegaConf.select(config, names.PRESET_GROUP) is not None:
-        yield f"the top-level key scalerl has no effect: presets are +scalerl=NAME, settings {ALGORITHM_SECTION}"
+    for key in top_level_keys(config):
+        yield f"the top-level key {key} has no effect: presets are +scalerl=NAME, settings {ALGORITHM_SECTION}"
     for key in map(str, config.algorithm):
         if key != names.ALGORITHM_KEY and key.casefold().startswith((names.ALGORITHM_KEY, *OWN_KEYS)):
             yield f"algorithm.{key} has no effect: our settings are {ALGORITHM_SECTION}.{' and .'.join(OWN_KEYS)}"

@@ -33,7 +33,8 @@ def is_asked(config: DictConfig) -> bool:
 
 def is_marked(rollout: Any) -> bool:
     """Whether the rollout section that a server was started with asks for it."""
-    return bool((rollout.custom or {}).get(MARK, False))
+    custom = rollout.custom  # of anything: verl does not look at it
+    return isinstance(custom, Mapping) and bool(custom.get(MARK, False))
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:

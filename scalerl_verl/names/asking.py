@@ -33,6 +33,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 """Config section -> beginnings of keys that verl does not have and a user of ours may put there, rightly or not."""
 _OWN_SECTIONS = {"algorithm": (ALGORITHM_KEY,), V1: SECTIONS[V1]}
 """Section of verl's -> sections of ours below it."""
+_ABOVE_V1 = ("", "trainer")
+"""Where a section of ours that stands below `V1` is looked for by nobody."""
 _ALIKE = 0.85
 """Similarity from which a value counts as a misspelling: lets verl's `cispo` and `seq-mean-token-mean` pass."""
 _PART = 6
@@ -146,7 +148,18 @@ def misspelt_sections(config: Any) -> dict[str, str]:
         for key in _keys(config, section):
             if (meant := near_miss(key, known)) is not None:
                 found[f"{section}.{key}"] = f"{section}.{meant}"
+    for section in _ABOVE_V1:
+        # In full only: a user's own keys stand there, too.
+        for key in _keys(config, section):
+            if (meant := key.casefold().replace("-", "_")) in SECTIONS[V1]:
+                found[f"{section}.{key}".lstrip(".")] = f"{V1}.{meant}"
     return found
+
+
+def top_level_keys(config: Any) -> list[str]:
+    """Keys of no section that were probably meant for our presets; verl takes any without a word."""
+    alike = [key for key in _keys(config, "") if re.sub("[-_]", "", key.casefold()).startswith(names.PRESET_GROUP)]
+    return [key for key in alike if _peek(config, key) is not None]
 
 
 def asked_names(config: Any) -> dict[str, str]:
@@ -160,7 +173,7 @@ def asked_names(config: Any) -> dict[str, str]:
         for key in _keys(config, section):
             if key.casefold().startswith(prefixes):
                 found[f"{section}.{key}".lstrip(".")] = "set"
-    found |= dict.fromkeys(misspelt_sections(config), "set")
+    found |= dict.fromkeys([*top_level_keys(config), *misspelt_sections(config)], "set")
     if is_cpu_platform():
         found[PLATFORM_ENV] = "cpu"
     return found

@@ -48,7 +48,7 @@ def _switch(default: bool) -> Value:
 
 
 def _always_1(why: str) -> Value:
-    return Value(1, lambda value: value == 1, f"{why}; leave it 1")
+    return Value(1, lambda value: is_number(value) and value == 1, f"{why}; leave it 1")
 
 
 _SECONDS = "a positive number of seconds"
@@ -126,7 +126,7 @@ KEYS: dict[str, dict[str, Kind]] = {
         "parameter_sync_step": _always_1(f"the updates on a batch are {names.OFF_POLICY_SECTION}.num_updates"),
     },
     names.POLL_SECTION: {
-        names.POLL_INTERVAL_KEY: within(names.VERL_POLL_INTERVAL_S, lambda value: value > 0, _SECONDS),
+        names.POLL_INTERVAL_KEY: _seconds(names.VERL_POLL_INTERVAL_S),
     },
 }
 """Section -> key -> what may stand there."""

@@ -7,6 +7,7 @@ Every kind has a ``default``, and ``wrong(value)``: what to change if a value is
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,16 +89,18 @@ Kind = Number | Value
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a number, True and False being none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether this is a number, True and False being none; nor is a whole one that no float can hold."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)
 
 
 def _is_quoted_number(value: Any) -> bool:
     try:
-        float(str(value))
-    except ValueError:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
         return False
-    return not isinstance(value, bool)
+    return isinstance(value, str)
 
 
 def whole(default: int | None = 1, least: int = 1, **more: Any) -> Number:

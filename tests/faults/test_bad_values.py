@@ -65,6 +65,24 @@ def test_one_wrong_value_is_one_problem_with_what_is_allowed(path: str, value: A
     assert problem.startswith(f"{path}=") and says in problem
 
 
+@pytest.mark.parametrize(("mode", "preset"), [("pipeline_rl", "pipeline"), ("ppo_off_policy", "ppo_off_policy")])
+@pytest.mark.parametrize("value", [0, 2, True, "x", [1], float("nan")])
+def test_number_of_updates_between_weight_versions_is_one_problem(mode: str, preset: str, value: Any) -> None:
+    """Fault: 0, a text and a list ended the check in an error of Python's, and True passed."""
+    path = f"trainer.v1.{mode}.parameter_sync_step"
+    (problem,) = find_problems(changed(preset, {path: value}))
+    assert problem.startswith(f"{path}=") and "leave it 1" in problem
+
+
+@pytest.mark.parametrize(
+    "path", ["algorithm.scalerl.pass_threshold", "algorithm.scalerl.reward_shaping.length_penalty.max_length"]
+)
+def test_whole_number_beyond_every_float_is_one_problem(path: str) -> None:
+    """Fault: the check ended in an OverflowError."""
+    (problem,) = find_problems(changed("recipe", {path: 10**400}))
+    assert problem.startswith(f"{path}=1000") and "quotes" not in problem
+
+
 def test_key_with_a_dot_in_it_is_no_path() -> None:
     """Fault: verl's plans of layers are keyed by names of modules, and the check ended in a TypeError."""
     config = changed("cispo", {})

@@ -114,6 +114,23 @@ REFUSALS: dict[str, Refusal] = {
         ["trainer.v1.lead has no effect", "set trainer.v1.pipeline_rl.lead"],
     ),
     "preset group as a key": ("recipe", {"scalerl": "recipe"}, ["top-level key scalerl has no effect"]),
+    "preset group in other letters": (
+        "",
+        {"ScaleRL": "recipe"},
+        ["top-level key ScaleRL has no effect", "+scalerl=NAME"],
+    ),
+    "preset group in two words": ("", {"scale_rl": "recipe"}, ["top-level key scale_rl has no effect"]),
+    "preset as part of a key": ("", {"scalerl_recipe": True}, ["top-level key scalerl_recipe has no effect"]),
+    "settings of a mode in no section": (
+        "pipeline",
+        {"pipeline_rl.max_staleness": 4},
+        ["pipeline_rl does not exist", "trainer.v1.pipeline_rl?"],
+    ),
+    "settings of a mode above theirs": (
+        "ppo_off_policy",
+        {"trainer.ppo_off_policy.num_updates": 4},
+        ["trainer.ppo_off_policy does not exist", "trainer.v1.ppo_off_policy?"],
+    ),
     "section that is a word": ("recipe", {"algorithm.scalerl": "drop"}, ["algorithm.scalerl='drop': it is a section"]),
     "estimator with a letter missing": (
         "",
@@ -134,6 +151,11 @@ REFUSALS: dict[str, Refusal] = {
         "recipe",
         {"trainer.v1.sampler.sampler_kwargs.poll_interval_s": -1},
         ["poll_interval_s=-1", "positive"],
+    ),
+    "poll interval without end": (
+        "recipe",
+        {"trainer.v1.sampler.sampler_kwargs.poll_interval_s": float("inf")},
+        ["poll_interval_s=inf", "positive"],
     ),
     "poll interval of another buffer": (
         "recipe",

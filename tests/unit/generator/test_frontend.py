@@ -86,6 +86,12 @@ def test_servers_of_a_preset_learn_of_it(preset: str) -> None:
     assert frontend.is_marked(rollout) and rollout.custom["theirs"] == 1
 
 
+@pytest.mark.parametrize("custom", [None, {}, {"theirs": 1}, [1], "theirs"])
+def test_settings_of_others_are_theirs_whatever_they_are(custom: Any) -> None:
+    """Fault: a server of a run without the fast front end ended on a list or a text, which verl takes."""
+    assert not frontend.is_marked(SimpleNamespace(custom=custom))
+
+
 def trainer_of(replica: Any, is_asked: bool = True) -> Any:
     manager = SimpleNamespace(get_replicas=lambda: [replica])
     config = changed("fast_frontend", {KEY: is_asked})
