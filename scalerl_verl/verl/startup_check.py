@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,11 @@ def _build(original: Any, module: ModuleType) -> Any:
         prepare_run(config)
         return original(config, *args, **kwargs)
 
+    # Another plugin may have imported verl's launcher before us, with the original in it.
+    for name, launcher in list(sys.modules.items()):
+        bound = getattr(launcher, "__dict__", {}).get("validate_config") if name.startswith("verl.") else None
+        if bound is not None and bound is original and launcher is not module:
+            vars(launcher)["validate_config"] = validate_config
     return validate_config
 
 

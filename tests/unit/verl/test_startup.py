@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from scalerl_verl import names
 from scalerl_verl.generator import frontend
 from scalerl_verl.names import select
 from scalerl_verl.upstream.activation import is_checked
-from scalerl_verl.verl import startup
+from scalerl_verl.verl import startup, startup_check
 from tests.unit.composed import changed
 
 pytestmark = pytest.mark.usefixtures("clean_environment", "only_config_checks")
@@ -55,3 +57,16 @@ def test_servers_are_told_of_the_fast_front_end(preset: str, wanted: Any) -> Non
     config = changed(preset, {})
     startup.prepare_run(config)
     assert select(config, f"{names.ROLLOUT}.custom.{frontend.MARK}") is wanted
+
+
+def test_launcher_that_another_plugin_imported_before_us_runs_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: it kept verl's function, and a run of a script that calls it had no piece of ours, without a word."""
+
+    def validate_config(config: object) -> None:
+        """In place of verl's."""
+
+    launcher = ModuleType("verl.launcher_of_a_test")
+    launcher.validate_config = validate_config  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, launcher.__name__, launcher)
+    assert startup_check._build(validate_config, ModuleType("config")) is vars(launcher)["validate_config"]
+    assert vars(launcher)["validate_config"].__wrapped__ is validate_config
