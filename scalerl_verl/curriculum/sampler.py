@@ -138,6 +138,11 @@ class NoPositiveResampling(Sampler[int]):
         """Distinct prompts drawn in this epoch."""
         return len(self._distinct) - self.num_dropped
 
+    @property
+    def fewest_of_a_pass(self) -> int:
+        """Rows that a pass draws at least, however many epochs end in it: a batch has no more."""
+        return min(self.rules.min_prompts, self.num_remaining) if self._has_copies else 0
+
     def draws(self, row: int) -> bool:
         """Whether a row of the data is drawn in this epoch."""
         return self._ids[row] not in self._dropped
@@ -250,21 +255,30 @@ class _Draws(Iterator[int]):
         self._base: Any = iter(sampler.base)
         self._began = False
         self._num_taken = 0
+        self._num_drawn = 0
 
     def __next__(self) -> int:
         if not self._began:
             self._sampler.begin_pass()
             self._began = True
         while True:
-            row = int(next(self._base))
+            try:
+                row = int(next(self._base))
+            except StopIteration:
+                if self._num_drawn >= self._sampler.fewest_of_a_pass:
+                    raise
+                # Of a pass in which an epoch ended and another dropped what was left, there is less than a batch.
+                self._base, self._num_taken = iter(self._sampler.base), 0
+                continue
             self._num_taken += 1
             if self._sampler.take(row):
+                self._num_drawn += 1
                 return row
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the wrapped sampler's order."""
         base = self._base.state_dict() if hasattr(self._base, "state_dict") else None
-        return {"began": self._began, "num_taken": self._num_taken, "base": base}
+        return {"began": self._began, "num_taken": self._num_taken, "num_drawn": self._num_drawn, "base": base}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position; the sampler's own state must have been loaded before this iterator was made.
@@ -289,3 +303,5 @@ class _Draws(Iterator[int]):
             for _ in range(state["num_taken"]):
                 next(self._base)
         self._began, self._num_taken = bool(state["began"]), int(state["num_taken"])
+        # Checkpoints from before passes were counted do not have it: theirs ends where the order ends.
+        self._num_drawn = int(state.get("num_drawn", self._sampler.fewest_of_a_pass))

@@ -28,7 +28,7 @@ def make_responses(lost: tuple[int, ...] = ()) -> list[Response]:
             continue
         step = 1 + len(found) // NUM_PROMPTS
         content = json.dumps([{"content": f"{row}+1"}])
-        found.append(Response(step, f"g{position}", [1], [2, 3], [0.0, 0.0], [[step - 1, 2]], 0, content))
+        found.append(Response(step, f"g{position}", [1], [2, 3], [1, 1], [0.0, 0.0], [[step - 1, 2]], 0, content))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -240,8 +240,15 @@ plans = st.builds(
 )
 
 
+EPOCH_ENDS_IN_A_PASS = Plan(
+    num_rows=6, distinct=4, easy=0.3, rules=ResamplingRules(min_prompts=3, min_responses=1, readmit_after_epochs=1)
+)
+
+
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(plans, st.sets(st.integers(1, 24), max_size=4))
+@example(EPOCH_ENDS_IN_A_PASS, set()).via("a pass of which an epoch's end leaves less than a batch")
+@example(EPOCH_ENDS_IN_A_PASS, {5, 9, 14})
 def test_interrupted_run_draws_what_an_uninterrupted_one_draws(plan: Plan, interruptions: set[int]) -> None:
     whole, one = play(plan, 24, set())
     parts, other = play(plan, 24, interruptions)
