@@ -18,15 +18,15 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 def find_model_problems(config: DictConfig) -> Iterator[str]:
     """Pieces that a model with a vision or audio part cannot have, and experts on a CPU."""
-    parts = read_hf_config(config) or {}
+    parts, path = read_hf_config(config) or {}, f"{MODEL}.path={select(config, f'{MODEL}.path')}"
     if is_cpu_platform() and any(parts.get(key) for key in _EXPERTS):
         yield (
-            f"{MODEL}.path={select(config, f'{MODEL}.path')} with {PLATFORM_ENV}=cpu: vLLM packs the weights of "
+            f"{path} with {PLATFORM_ENV}=cpu: vLLM packs the weights of "
             "experts for its CPU kernels, and a weight update would be written over them in another order; take a "
             "dense model, or a GPU"
         )
     has_vision, has_audio = (parts.get(key) is not None for key in ("vision_config", "audio_config"))
-    path, backend = f"{MODEL}.path={select(config, f'{MODEL}.path')}", head_settings.trainer_backend(config)
+    backend = head_settings.trainer_backend(config)
     if has_vision and backend is not None:
         yield (
             f"{path} with {HEAD_BACKEND}={backend}: the model has a vision part, and verl gives such models forwards "
