@@ -8,10 +8,17 @@ from pathlib import Path
 import torch
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_OF_EXPERTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
 
 
 def expected_in_engine(sent: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """The trainer's tensor(s) behind a parameter of vLLM, which fuses projections along dimension 0."""
+    """The trainer's tensor(s) behind a parameter of vLLM, which fuses projections (dimension 0) and stacks experts."""
+    experts, _, kind = name.rpartition(".")
+    if kind in _OF_EXPERTS:
+        experts = experts.removesuffix(".routed_experts")
+        count = len({sent_name.split(".experts.")[1].split(".")[0] for sent_name in sent if ".experts." in sent_name})
+        parts = [[sent[f"{experts}.{i}.{part}.weight"] for part in _OF_EXPERTS[kind]] for i in range(count)]
+        return torch.stack([torch.cat(weights) for weights in parts])
     for fused, parts in _FUSED.items():
         if f".{fused}." in name:
             return torch.cat([sent[name.replace(fused, part)] for part in parts])

@@ -12,5 +12,6 @@ PROBE_GATE_STEP=n: what is handed out in step n is not graded before the checkpo
 PROBE_DIE_IN_TRANSFER=n: what receives weights for a generator is killed in the middle of its n-th transfer.
 PROBE_SEED=1: a run can be repeated: a response samples by a seed of its group and its number in it, ids of groups are
     counted, and rows are trained in the order of their ids.
+PROBE_ROUTING=1: ``routing-<step>.pt`` holds the rows that a step trains, with the experts that the engine chose.
 PROBE_HOLD_STEP=n: the run touches ``held`` and waits for ever before step n.
 """

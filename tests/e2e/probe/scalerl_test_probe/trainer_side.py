@@ -125,6 +125,24 @@ def _install_prompt_log(module: ModuleType) -> None:
     module.PPOTrainer._step_once = _step_once
 
 
+def _install_routing(module: ModuleType) -> None:
+    """Rows of a mixture's step: verl keeps the experts of each token beside them, if it is asked to record them."""
+    compute = module.ScaleRLTrainer._compute_old_log_prob
+
+    @functools.wraps(compute)
+    def _compute_old_log_prob(self: Any, batch: Any, metrics: dict) -> Any:
+        import torch
+        import transfer_queue as tq
+
+        fields = ["prompts", "responses", "response_mask", "rollout_log_probs", "routed_experts"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        rows = {name: list(data[name].unbind()) for name in fields}
+        torch.save(rows, _folder() / f"routing-{self.global_steps}.pt")
+        return compute(self, batch, metrics)
+
+    module.ScaleRLTrainer._compute_old_log_prob = _compute_old_log_prob
+
+
 def _install_gate(module: ModuleType) -> None:
     submit, save = module.PPOTrainer._submit_batch_to_rollout, module.PPOTrainer._save_checkpoint
     gated_step = int(os.environ["PROBE_GATE_STEP"])
@@ -185,6 +203,8 @@ def _install_order(module: ModuleType) -> None:
 
 if os.environ.get("PROBE_TOGGLES"):
     after_import("scalerl_verl.verl.trainer", _install_replay)
+if os.environ.get("PROBE_ROUTING"):
+    after_import("scalerl_verl.verl.trainer", _install_routing)
 if os.environ.get("PROBE_SEED"):
     after_import("verl.trainer.ppo.v1.replay_buffer", _install_order)
 for _variable, _install in {
