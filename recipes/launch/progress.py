@@ -59,8 +59,8 @@ class Progress:
             parts.append(f"training pass rate {(data['critic/score/mean'] + 1) / 2:.2f}")
             parts.append(f"{data['response_length/mean']:.1f} tokens a response")
             parts.append(f"{data['timing_s/step']:.1f} s")
-        # one a data source, which all hold as many problems in our recipes
-        held_out = [value for key, value in data.items() if key.startswith("val-core/") and "/acc/" in key]
+        # one a data source, which all hold as many problems in our recipes; best@N and maj@N stand beside it
+        held_out = [value for key, value in data.items() if key.startswith("val-core/") and "/acc/mean@" in key]
         if held_out:
             parts.append(f"HELD-OUT pass rate {statistics.fmean(held_out):.3f}")
         self.say(", ".join(parts))

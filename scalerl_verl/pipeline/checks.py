@@ -88,7 +88,8 @@ def _parallel_sizes(config: DictConfig) -> Iterator[str]:
     if tensor > 1 and on_node % tensor:
         yield (
             f"{ROLLOUT}.tensor_model_parallel_size={tensor} does not divide {ROLLOUT}.n_gpus_per_node={on_node}: a "
-            "generator's devices have to be on one node, where they share its weights' memory"
+            "generator's devices have to be on one node, where they share its weights' memory; set "
+            f"{ROLLOUT}.n_gpus_per_node to the GPUs of a node that generate, a multiple of {tensor}"
         )
     for key, ours in (("pipeline_model", "pipeline"), ("data", "data")):
         path = f"{ROLLOUT}.{key}_parallel_size"
@@ -105,7 +106,7 @@ def _process_group(config: DictConfig) -> Iterator[str]:
     if select(config, names.CHECKPOINT_BACKEND) == "nccl" and select(config, rebuild, False) is not True:
         yield (
             f"{rebuild}={select(config, rebuild, False)}: verl's engine would keep its first process group for ever "
-            "and fail on another size once a generator has died; set it True, which costs nothing as long as all live "
+            "and fail on another size once a generator has died; set it True, which costs nothing while all live "
             f"(++{rebuild}=True, or the preset pipeline)"
         )
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import sys
@@ -88,6 +89,14 @@ def add_plan(commands: Any) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code."""
+    lacking = [name for name in ("verl", "hydra", "omegaconf") if importlib.util.find_spec(name) is None]
+    if lacking:
+        print(
+            f"error: plan composes the run with verl's own config, and {', '.join(lacking)} cannot be imported here: "
+            "run it in an environment with verl, which needs no GPU (scalerl doctor says which version to install)",
+            file=sys.stderr,
+        )
+        return WRONG
     from scalerl_verl.planning import report
 
     try:

@@ -15,6 +15,7 @@ from scalerl_verl.scaling.logs.metric_names import CORE, PASS_RATE, SCORE, find_
 from scalerl_verl.scaling.logs.prompt_scores import read_prompt_scores
 from scalerl_verl.scaling.logs.segments import ReadError, RunLog
 from scalerl_verl.scaling.logs.steps import MAX_NAMED, name_steps
+from scalerl_verl.scaling.logs.tables import STEP_COLUMNS
 from scalerl_verl.scaling.logs.values import count
 
 X_NAMES = {
@@ -246,6 +247,8 @@ def _find_compute(run: RunLog, x: str | None) -> tuple[str, str, dict[int, float
                 "scalerl/compute/; take another metric of the log, or its steps (--x steps), which are always there"
             )
         return x, X_NAMES[x], found
+    if x in STEP_COLUMNS and x not in run.names():  # the column that numbers the rows is no metric of its own
+        return _find_compute(run, "steps")
     name = match(run, x or "", "--x")
     return name, name, run.series(name)
 

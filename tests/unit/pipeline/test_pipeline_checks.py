@@ -33,7 +33,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "no devices to generate": ({f"{ROLLOUT}.n_gpus_per_node": 0}, "generators need devices of their own"),
     "tensor parallelism over nodes": (
         {f"{ROLLOUT}.tensor_model_parallel_size": 3},
-        "does not divide actor_rollout_ref.rollout.n_gpus_per_node=",
+        "set actor_rollout_ref.rollout.n_gpus_per_node to the GPUs of a node that generate, a multiple of 3",
     ),
     "tensor parallelism behind verl's back": ({f"{VLLM}.tensor_parallel_size": 2}, "by which verl counts"),
     "data parallelism": ({f"{ROLLOUT}.data_parallel_size": 2}, "engines of one rank"),

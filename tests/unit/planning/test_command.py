@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,16 @@ def test_text_names_the_parts_and_the_verdict(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     for part in ("8.19B parameters", "16 train + 64 generate", "KV cache", "optimizer", "best split", "\nfits\n"):
         assert part in text
+
+
+def test_machine_without_verl_is_told_what_plan_needs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("verl", "hydra") else found(name))
+    assert main(["plan", *RUN]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "verl, hydra cannot be imported here" in said.err and "scalerl doctor" in said.err
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from recipes.launch.folder import (
 )
 from recipes.launch.launcher import main
 from recipes.launch.lock import lock_folder
-from recipes.launch.progress import explain_failure
+from recipes.launch.progress import Progress, explain_failure
 from scalerl_verl.config.checks import find_problems
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.planning.resolve import compose_run
@@ -144,3 +144,14 @@ def test_reason_of_a_failure_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     paths.log.write_text("noise\nscalerl_verl refuses to start this run:\n  1. the reason\n")
     explain_failure(paths)
     assert "1. the reason" in capsys.readouterr().out
+
+
+def test_held_out_pass_rate_is_the_mean_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two generations a problem: verl logs the best of both and its spread under the same beginning."""
+    paths = Paths(tmp_path)
+    paths.run.mkdir()
+    of = {"sum/acc/mean@2": 0.5, "sum/acc/best@2/mean": 0.9, "sum/acc/best@2/std": 0.1, "max/acc/mean@2": 0.7}
+    data = {f"val-core/{name}": value for name, value in of.items()}
+    paths.metrics.write_text(json.dumps({"step": 3, "data": data}) + "\n")
+    Progress(paths).poll()
+    assert "step   3, HELD-OUT pass rate 0.600" in capsys.readouterr().out

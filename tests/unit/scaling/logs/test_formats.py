@@ -130,3 +130,13 @@ def test_table_of_swanlab_has_times_beside_its_metrics(tmp_path: Path) -> None:
     run = read_run([tmp_path / "a.csv"])
     assert run.names() == ["loss", name]
     assert list(zip(choose_curve(run).steps, choose_curve(run).score, strict=True)) == ROWS
+
+
+@pytest.mark.parametrize("name", ["step", "_step", "global_step"])
+def test_steps_may_be_asked_for_as_a_tracker_calls_them(tmp_path: Path, name: str) -> None:
+    """As W&B's API returns a history: its numbers of steps are no metric, and parts of other names look like them."""
+    path = tmp_path / "history.jsonl"
+    rows = [{"_step": step, "acc": 0.5, "time_per_step": 2.0, "training/global_step": step} for step in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curve = choose_curve(read_run([path]), x=name, y="acc")
+    assert curve.x_name == "steps" and curve.compute == (1.0, 2.0)
