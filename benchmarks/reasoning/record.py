@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ METRICS = {
 }
 """What a row has beside its pass rates; None where a validation has none, such as a step's seconds at the start."""
 
+BESIDE = ("timing_s/testing", "timing_s/save_checkpoint")
+"""Parts of verl's step that train nothing."""
+
 
 def validation_of(data: dict[str, Any]) -> Row | None:
     """Pass rate with its standard error, and [pass rate, standard error] of each family; None without a validation."""
@@ -54,6 +58,21 @@ def validation_of(data: dict[str, Any]) -> Row | None:
     }
 
 
+def speed_of(steps: Sequence[Row]) -> Row:
+    """Seconds of a step, p20, p50 and p80, and tokens sampled a second of steps; nothing before the first step.
+
+    The first two steps are left out: they compile kernels. So is the time that validations and checkpoints take.
+    """
+    timed = [step for step in steps if "timing_s/step" in step][2:]
+    if len(timed) < 2:
+        return {}
+    sampled = [step["scalerl/compute/generated_tokens"] for step in timed]
+    seconds = [step["timing_s/step"] - sum(step.get(name, 0.0) for name in BESIDE) for step in timed]
+    in_order = sorted(seconds)
+    quantiles = {f"step_s_p{q}": in_order[min(len(seconds) - 1, q * len(seconds) // 100)] for q in (20, 50, 80)}
+    return {**quantiles, "tokens_per_s": (sampled[-1] - sampled[0]) / sum(seconds[1:])}
+
+
 def rows_of(run: Path, facts: Row, steps: int) -> list[Row]:
     """A row a validation of the run in a folder; the note of one that did not reach its last step says so.
 
@@ -65,13 +84,19 @@ def rows_of(run: Path, facts: Row, steps: int) -> list[Row]:
     Raises:
         ValueError: no validation was logged.
     """
-    lines = read_records(run / "metrics.jsonl")
-    found = {line["step"]: validation_of(line["data"]) for line in lines}
+    lines: dict[int, Row] = {}
+    for line in read_records(run / "metrics.jsonl"):
+        lines.setdefault(line["step"], {}).update(line["data"])
+    found = {step: validation_of(data) for step, data in lines.items()}
+    for step, values in found.items():
+        if values:
+            values |= speed_of([data for number, data in lines.items() if number <= step])
     settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
     case = {name: settings[name] for name in ("config", "preset", "overrides", "seed")}
     last = max(found, default=0)
     notes = [facts.get("note"), f"ended after step {last} of {steps}" if last < steps else None]
-    common = {**facts, "note": "; ".join(filter(None, notes)), "impl": "scalerl_verl", "unit": "fraction"}
+    impl = settings.get("impl", "scalerl_verl")
+    common = {**facts, "note": "; ".join(filter(None, notes)), "impl": impl, "unit": "fraction"}
     rows = [{**common, "case": {**case, "step": step}, **values} for step, values in found.items() if values]
     if not rows:
         raise ValueError(f"{run / 'metrics.jsonl'} has no {VALIDATION}pass_rate: train with a preset of ours")

@@ -8,7 +8,7 @@ import math
 from benchmarks.markdown import Row, table, where_table
 from benchmarks.rows import read_rows
 
-LABELS = {"config": "ScaleRL", "grpo": "GRPO", "dapo": "DAPO", "gspo": "GSPO"}
+LABELS = {"config": "ScaleRL", "grpo": "GRPO", "dapo": "DAPO", "gspo": "GSPO", "trl": "TRL's GRPO"}
 PACKAGES = ("verl", "vllm", "torch", "transformers", "flash-attn")
 
 

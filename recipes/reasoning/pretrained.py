@@ -11,6 +11,7 @@ Where the hub cannot be reached, SmolLM2-135M-Instruct is taken from the package
 from __future__ import annotations
 
 import argparse
+import copy
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,7 @@ def load_gguf(file: Path) -> tuple[Any, Any]:
         raise ModelError(
             f"reading {file.name} needs the package gguf: pip install -r recipes/smollm2-reasoning/requirements.txt"
         ) from error
+    model = without_quantization(model)
     vocabulary = tokenizer.get_vocab()
     if END_OF_TURN in vocabulary:
         # GGUF files of chat models name the start of a turn as its end; the template ends a turn with this token
@@ -119,6 +121,22 @@ def load_gguf(file: Path) -> tuple[Any, Any]:
         for config in (model.config, model.generation_config):
             config.eos_token_id = config.pad_token_id = end
     return model, tokenizer
+
+
+def without_quantization(model: Any) -> Any:
+    """The same weights in a model that says nothing of the file they came from.
+
+    With newer versions of transformers (5.19, not 5.9) the model of a GGUF file calls itself quantised, though its
+    weights are plain, and refuses to be saved.
+    """
+    config = copy.deepcopy(model.config)
+    if not hasattr(config, "quantization_config"):
+        return model
+    del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return plain
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -93,3 +93,24 @@ def test_run_without_a_validation_of_ours_is_refused(tmp_path: Path, capsys: pyt
     (run / "metrics.jsonl").write_text('{"step": 1, "data": {"val-core/acc": 0.5}}\n')
     assert record.main([str(run), "--steps", "4", *ELSEWHERE]) == 1
     assert "scalerl/validation/pass_rate" in capsys.readouterr().err
+
+
+def test_speed_leaves_out_what_trains_nothing() -> None:
+    def step(seconds: float, tokens: float, **more: float) -> dict[str, float]:
+        return {"timing_s/step": seconds, "scalerl/compute/generated_tokens": tokens, **more}
+
+    first = [{}, step(90.0, 100), step(80.0, 200)]
+    assert record.speed_of(first) == {}
+    later = [step(4.0, 300), step(12.0, 400, **{"timing_s/testing": 7.0, "timing_s/save_checkpoint": 1.0}), step(6.0, 700)]
+    found = record.speed_of([*first, *later])
+    assert (found["step_s_p20"], found["step_s_p80"]) == (4.0, 6.0)
+    assert found["tokens_per_s"] == (700 - 300) / (4.0 + 6.0)
+
+
+def test_lines_of_one_step_are_taken_together(tmp_path: Path) -> None:
+    lines = [{"step": 2, "data": {"timing_s/step": 5.0}}, {"step": 2, "data": logged(0.5)}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    case = {"impl": "trl", "config": "trl", "preset": [], "seed": 0, "overrides": []}
+    (tmp_path / "settings.json").write_text(json.dumps(case))
+    (row,) = record.rows_of(tmp_path, {}, 2)
+    assert (row["impl"], row["pass_rate"], row["step_s"]) == ("trl", 0.5, 5.0)

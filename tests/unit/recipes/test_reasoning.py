@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes.quickstart.model import build_tokenizer
 from recipes.reasoning import problems, reward, supervise
 from recipes.reasoning.demonstrations import PERFECT, Demonstration, FlawRates, demonstrate
 from recipes.reasoning.families import FAMILIES, Hand, solve_simple_equations
+from recipes.reasoning.pretrained import without_quantization
 from tests.paths import RECIPES, REPO
 
 SUM = {"question": "57 + 87 - 70 =", "answer": "74", "metadata": {"expression": "57 + 87 - 70"}}
@@ -175,3 +178,16 @@ def test_problems_of_the_splits_differ_and_the_verifier_takes_their_answers(tmp_
             (f"<think>\n3\n</think>\n<answer>{answer}7</answer>", 0.0),
         ):
             assert reward.compute_score(entry["data_source"], response, truth) == {"score": 2 * right - 1, "acc": right}
+
+
+def test_model_that_calls_itself_quantised_can_be_saved(tmp_path: Path) -> None:
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                         num_attention_heads=1, num_key_value_heads=1, tie_word_embeddings=True))  # fmt: skip
+    assert without_quantization(model) is model
+    model.config.quantization_config = {"quant_method": "gguf"}
+    plain = without_quantization(model)
+    assert not hasattr(plain.config, "quantization_config") and plain.lm_head.weight is plain.model.embed_tokens.weight
+    for name, weight in model.state_dict().items():
+        assert torch.equal(plain.state_dict()[name], weight), name
+    plain.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
