@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of verl's main_ppo for a benchmark: started, watched step by step, ended with all its processes."""
+"""A run of verl for a benchmark: started, watched step by step, ended with all its processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from benchmarks.rows import REPO
 from recipes.launch.command import CPU_ENVIRONMENT
 from recipes.launch.processes import RUN_ID_ENV, end_processes, run_marks
 
+MAIN_PPO = "verl.trainer.main_ppo"
+TRAINED = "training/global_step"
+"""A metric of every step: verl's fully_async_policy writes other lines beside the steps' own."""
 ON_GPU = (
     "+ray_kwargs.ray_init.include_dashboard=False",
     "data.dataloader_num_workers=0",
@@ -71,8 +74,14 @@ def environment(folder: Path, run_id: str, gpus: Sequence[int], python_path: Seq
     }
 
 
-def run_main_ppo(
-    overrides: Sequence[str], env: Mapping[str, str], folder: Path, num_steps: int, seconds: float, gate: str = ""
+def run_verl(
+    overrides: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path,
+    num_steps: int,
+    seconds: float,
+    gate: str = "",
+    entry: str = MAIN_PPO,
 ) -> int | None:
     """Run to the last step, or for ``seconds``; the exit code, or None if it was ended.
 
@@ -85,9 +94,10 @@ def run_main_ppo(
         num_steps: after which the run is ended, too.
         seconds: from the start.
         gate: a file for which the run waits before its first request: seconds count from there.
+        entry: module with the entry point.
     """
     Path(env["RAY_TMPDIR"]).mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
+    command = [sys.executable, "-m", entry, *overrides]
     started, seen = time.time(), 0
     with (
         (folder / "log.txt").open("w", encoding="utf-8") as log,
@@ -122,7 +132,7 @@ def log_tail(folder: Path) -> str:
 def read_steps(folder: Path) -> list[Step]:
     """All steps whose metrics were written; the end of one is the beginning of the next."""
     times = {entry["step"]: entry["t"] for entry in map(json.loads, whole_lines(folder / "steps.jsonl"))}
-    metrics = {entry["step"]: entry["data"] for entry in map(json.loads, whole_lines(folder / "metrics.jsonl"))}
+    metrics = {entry["step"]: entry["data"] for entry in _trained(folder)}
     return [
         Step(number, times[number - 1], times[number], metrics[number])
         for number in sorted(times)
@@ -135,8 +145,14 @@ def whole_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
 
 
+def _trained(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics that steps wrote."""
+    entries = map(json.loads, whole_lines(folder / "metrics.jsonl"))
+    return [entry for entry in entries if TRAINED in entry["data"]]
+
+
 def _note_steps(folder: Path, steps: TextIO, seen: int) -> int:
-    num = len(whole_lines(folder / "metrics.jsonl"))
+    num = len(_trained(folder))
     for step in range(seen + 1, num + 1):
         steps.write(json.dumps({"step": step, "t": time.time()}) + "\n")
         steps.flush()

@@ -65,7 +65,10 @@ def measure(folder: Path, steps: Sequence[Step], num_responses: int) -> dict[str
         return [step.metrics[name] for step in steps if name in step.metrics]
 
     began, ended = steps[0].began, steps[-1].ended
-    tokens = column("scalerl/data/generated_tokens_sum")
+    # verl's own trainers count no tokens sampled
+    tokens = column("scalerl/data/generated_tokens_sum") or [
+        mean * num_responses for mean in column("response_length/mean")
+    ]
     try:
         engines = read_engines(folder, began, ended)
         of_engines = {
@@ -76,7 +79,7 @@ def measure(folder: Path, steps: Sequence[Step], num_responses: int) -> dict[str
     except FileNotFoundError as error:  # the rest was measured all the same
         print(f"without the engines' metrics: {error}", flush=True)
         of_engines = {}
-    update_s = column("timing_s/update_weights")
+    update_s = column("timing_s/update_weights") or column("timing_s/timing_s/param_sync")
     return {
         "trained_tokens_per_s": [sum(tokens) / (ended - began)],
         "step_s": [step.ended - step.began for step in steps],
@@ -94,8 +97,8 @@ def measure(folder: Path, steps: Sequence[Step], num_responses: int) -> dict[str
         "train_s": column("timing_s/update_actor"),
         # the trainer's own work: neither waiting for data nor handing over weights
         "work_s": [
-            step.ended - step.began - step.metrics.get("timing_s/gen", 0.0) - step.metrics["timing_s/update_weights"]
-            for step in steps
+            step.ended - step.began - step.metrics.get("timing_s/gen", 0.0) - update
+            for step, update in zip(steps, update_s, strict=True)
         ],
         "wait_s": column("timing_s/gen"),
         "batch_tokens": tokens,

@@ -13,7 +13,7 @@ from scalerl_verl.pipeline.admission import AdmissionRule
 
 SLEEP_S = 1.0
 """What verl's client waits before it sends an aborted request again."""
-WAYS = dict(zip(MODES, ("keep", "recompute", "abort", "sync"), strict=True))
+WAYS = {"pipeline_rl keep": "keep", "pipeline_rl recompute": "recompute", "separate_async": "abort", "sync": "sync"}
 LARGE = ((80, 64), (1000, 800))
 """(devices, of them generating), the paper's ratio."""
 

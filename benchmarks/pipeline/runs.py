@@ -10,7 +10,9 @@ from benchmarks import launching
 from benchmarks.pipeline.assets import Size
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
-MODES = ("pipeline_rl keep", "pipeline_rl recompute", "separate_async", "sync")
+FULLY_ASYNC = "fully_async_policy"
+"""verl's trainer of another entry point, with a config of its own."""
+MODES = ("pipeline_rl keep", "pipeline_rl recompute", "separate_async", FULLY_ASYNC, "sync")
 PLAIN = "plain front end"
 """Option of a lane: generation as verl asks for it."""
 PRESETS = ("setup", "cispo", "prompt_mean", "advantage", "fp32_head")
@@ -61,7 +63,7 @@ class Plan:
         return 1 if self.mode == "sync" else self.k + 1
 
 
-def mode_overrides(plan: Plan) -> list[str]:
+def mode_overrides(plan: Plan, size: Size) -> list[str]:
     """How the trainer mode divides devices and how far it may run ahead."""
     num = len(plan.gpus)
     if plan.mode == "sync":
@@ -74,6 +76,24 @@ def mode_overrides(plan: Plan) -> list[str]:
         f"trainer.n_gpus_per_node={plan.trainer_gpus}",
         f"actor_rollout_ref.rollout.checkpoint_engine.backend={'nccl' if num else 'gloo'}",
     ]
+    if plan.mode == FULLY_ASYNC:
+        return [
+            *apart,
+            "rollout.nnodes=1",
+            f"rollout.n_gpus_per_node={max(1, num - plan.trainer_gpus)}",
+            "data.gen_batch_size=1",
+            # without it the agent loop that a prompt names is not asked
+            "actor_rollout_ref.rollout.multi_turn.enable=True",
+            # its trainer takes a mini-batch from the queue, and hands its weights over after each
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={size.prompts}",
+            "async_training.require_batches=1",
+            "async_training.trigger_parameter_sync_step=1",
+            # as far ahead of the trainer as k lets pipeline_rl be, all of it under way at once if it likes
+            f"async_training.staleness_threshold={plan.k}",
+            f"async_training.concurrent_samples_per_replica={plan.lead * size.prompts}",
+            f"rollout.n={size.group}",
+            f"rollout.total_rollout_steps={sum(plan.steps) * size.prompts}",
+        ]
     if plan.mode == "separate_async":
         return [
             "trainer.v1.trainer_mode=separate_async",
@@ -98,9 +118,15 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
     prompt = max(regime.prompt_tokens for regime in size.regimes)
     response = max(regime.longest for regime in size.regimes)
     micro = 4 if plan.gpus else 8
-    presets = [*PRESETS, *([] if plan.plain else ["fast_frontend"]), *([] if plan.gpus else ["cpu"])]
+    cpu = [] if plan.gpus else ["cpu"]
+    if plan.mode == FULLY_ASYNC:  # our names are for verl's V1 trainers: its own loss, estimator, head and front end
+        names = [f"+scalerl=[{','.join(['setup', *cpu])}]", "algorithm.adv_estimator=grpo"]
+    else:
+        presets = [*PRESETS, *([] if plan.plain else ["fast_frontend"]), *cpu]
+        # what a batch trains shall not depend on chance
+        names = [f"+scalerl=[{','.join(presets)}]", "algorithm.scalerl.zero_variance=keep"]
     return [
-        f"+scalerl=[{','.join(presets)}]",
+        *names,
         *(GPU if plan.gpus else ()),
         *(
             [f"+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes={size.kv_bytes}"]
@@ -109,15 +135,14 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
         ),
         f"data.train_files={assets}/train.parquet",
         f"data.val_files={assets}/val.parquet",
-        f"data.train_batch_size={size.prompts}",
+        # verl's fully_async_policy wants 0: it draws prompt by prompt
+        f"data.train_batch_size={0 if plan.mode == FULLY_ASYNC else size.prompts}",
         f"data.max_prompt_length={prompt}",
         f"data.max_response_length={response}",
         "data.shuffle=False",
         f"actor_rollout_ref.model.path={assets}/model",
         f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}",
         "actor_rollout_ref.actor.optim.lr=1e-6",
-        # what a batch trains shall not depend on chance
-        "algorithm.scalerl.zero_variance=keep",
         f"actor_rollout_ref.rollout.n={size.group}",
         f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={micro}",
         f"actor_rollout_ref.rollout.max_model_len={prompt + response}",
@@ -130,7 +155,7 @@ def overrides(plan: Plan, size: Size, assets: Path, folder: Path) -> list[str]:
         "trainer.experiment_name=pipeline",
         f"trainer.total_training_steps={sum(plan.steps)}",
         f"trainer.default_local_dir={folder}/checkpoints",
-        *mode_overrides(plan),
+        *mode_overrides(plan, size),
         *plan.more,
     ]
 
@@ -150,4 +175,5 @@ def launch(plan: Plan, size: Size, assets: Path, folder: Path) -> int | None:
     """Run to the last step, or for ``plan.seconds``; the exit code, or None if it was ended."""
     env = environment(plan, size, folder, launching.new_run_id())
     lines = overrides(plan, size, assets, folder)
-    return launching.run_main_ppo(lines, env, folder, sum(plan.steps), plan.seconds, plan.gate)
+    entry = "verl.experimental.fully_async_policy.fully_async_main" if plan.mode == FULLY_ASYNC else launching.MAIN_PPO
+    return launching.run_verl(lines, env, folder, sum(plan.steps), plan.seconds, plan.gate, entry)

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     lines = [*overrides(arguments.way, load, assets, folder, arguments.steps, on_gpu=on_gpu), *arguments.more]
     gpu_gib = float(facts["hardware"].rsplit(", ", 1)[-1].split()[0]) if on_gpu else 80
     plan = planned(lines, gpu_gib, load, env)
-    code = launching.run_main_ppo(lines, env, folder, arguments.steps, arguments.seconds)
+    code = launching.run_verl(lines, env, folder, arguments.steps, arguments.seconds)
     steps = launching.read_steps(folder)
     print(f"{arguments.way}: ended with {code} after {len(steps)} of {arguments.steps} steps", flush=True)
     if code is not None and code != 0:
