@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
+import verl.experimental.fully_async_policy
+from hydra import compose, initialize_config_dir
 
 from benchmarks import launching
 from benchmarks.pipeline.assets import SIZES
@@ -18,7 +19,8 @@ from benchmarks.pipeline.runs import FULLY_ASYNC, Plan, overrides
 def test_fully_async_policy_is_as_far_ahead_as_k_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size, plan = SIZES["cpu"], Plan(FULLY_ASYNC, (), 1, 4, (6, 6), 300)
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    with initialize_config_module("verl.experimental.fully_async_policy.config", version_base=None):
+    folder = Path(verl.experimental.fully_async_policy.__file__).parent / "config"
+    with initialize_config_dir(str(folder), version_base=None):
         config = compose("fully_async_ppo_trainer", overrides(plan, size, tmp_path, tmp_path))
     asynchronous, batch = config.async_training, config.actor_rollout_ref.actor.ppo_mini_batch_size
     under_way = batch * asynchronous.require_batches * (asynchronous.staleness_threshold + 1)

@@ -101,7 +101,11 @@ def test_speed_leaves_out_what_trains_nothing() -> None:
 
     first = [{}, step(90.0, 100), step(80.0, 200)]
     assert record.speed_of(first) == {}
-    later = [step(4.0, 300), step(12.0, 400, **{"timing_s/testing": 7.0, "timing_s/save_checkpoint": 1.0}), step(6.0, 700)]
+    later = [
+        step(4.0, 300),
+        step(12.0, 400, **{"timing_s/testing": 7.0, "timing_s/save_checkpoint": 1.0}),
+        step(6.0, 700),
+    ]
     found = record.speed_of([*first, *later])
     assert (found["step_s_p20"], found["step_s_p80"]) == (4.0, 6.0)
     assert found["tokens_per_s"] == (700 - 300) / (4.0 + 6.0)

@@ -181,8 +181,8 @@ def test_problems_of_the_splits_differ_and_the_verifier_takes_their_answers(tmp_
 
 
 def test_model_that_calls_itself_quantised_can_be_saved(tmp_path: Path) -> None:
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                                         num_attention_heads=1, num_key_value_heads=1, tie_word_embeddings=True))  # fmt: skip
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, intermediate_size=8, tie_word_embeddings=True, **shape))
     assert without_quantization(model) is model
     model.config.quantization_config = {"quant_method": "gguf"}
     plain = without_quantization(model)
