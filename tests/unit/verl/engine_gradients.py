@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +25,18 @@ import torch.distributed as dist
 import verl  # noqa: F401 - loads the plugin
 from omegaconf import OmegaConf
 from tensordict import TensorDict
+from torch import nn
+from verl import DataProto
 from verl.trainer.config import CheckpointConfig
+from verl.trainer.ppo.core_algos import FixedKLController
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage
 from verl.utils import tensordict_utils as tu
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import FSDPOptimizerConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
-from scalerl_verl.advantage.step import advantage_step
+from scalerl_verl.advantage.step import advantage_step, fold_row_weights
 from scalerl_verl.loss.term_weights import FIELD
 from scalerl_verl.loss.verl_config import ScaleRLFSDPActorConfig, ScaleRLPolicyLossConfig
 from scalerl_verl.verl.algorithms import estimate_advantages
@@ -48,14 +53,40 @@ SPLITS: dict[str, dict[str, Any]] = {
     "dynamic, 16 tokens": {"use_dynamic_bsz": True, "max_token_len_per_gpu": 16},
     "dynamic, 31 tokens": {"use_dynamic_bsz": True, "max_token_len_per_gpu": 31},
 }
-LOSSES: dict[str, dict[str, Any]] = {
-    "cap": {},
-    "range": {"token_mask_range": [0.5, 2.0]},
-    "sequence": {"sequence_truncation": "product"},
-    "terms": {},
+KL = {"use_kl_loss": True, "kl_loss_type": "mse", "kl_loss_coef": 0.3}
+"""mse is half the square of the log-probs' difference."""
+ENTROPY = {"entropy_coeff": 0.2}
+KL_IN_REWARD, GAMMA = 0.3, 0.9
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What trains: options of the policy loss, terms beside it, and where the advantages come from.
+
+    Args:
+        options: of `scalerl_cispo`.
+        terms: fields of verl's ActorConfig.
+        advantages: ``ours``; ``none``, for terms by themselves; ``kl``: verl's REINFORCE++ with a KL in the reward.
+        precisions: in which it is tried; verl's terms are the same code in both.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    terms: dict[str, Any] = field(default_factory=dict)
+    advantages: str = "ours"
+    precisions: tuple[str, ...] = ("fp64",)
+
+
+BOTH = ("fp32", "fp64")
+LOSSES = {
+    "cap": Loss(precisions=BOTH),
+    "range": Loss({"token_mask_range": [0.5, 2.0]}, precisions=BOTH),
+    "sequence": Loss({"sequence_truncation": "product"}, precisions=BOTH),
+    "terms": Loss(terms=KL | ENTROPY, precisions=BOTH),
+    "KL": Loss(terms=KL, advantages="none"),
+    "KL as in verl's scripts": Loss(terms=KL | {"kl_loss_type": "low_var_kl"}, advantages="none"),
+    "entropy": Loss(terms=ENTROPY, advantages="none"),
+    "KL in the reward": Loss(advantages="kl"),
 }
-TERMS = {"use_kl_loss": True, "kl_loss_type": "mse", "kl_loss_coef": 0.3, "entropy_coeff": 0.2}
-"""Beside the policy loss in the loss called terms; "mse" is half the square of the log-probs' difference."""
 ORDERS = {
     "in order": [0, 1, 2, 3, 4, 5, 6, 7],
     "groups apart": [6, 0, 4, 3, 2, 7, 1, 5],
@@ -81,16 +112,44 @@ def make_batch(vocab_size: int, num_rows: int) -> dict[str, Any]:
     with advantage_step(SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor)), {}) as step:
         advantages_BT, _ = estimate_advantages(rewards_BT, mask_BT, uids, OmegaConf.create({"scalerl": {}}))
     advantages = [row[:n] for row, n in zip(advantages_BT, lengths, strict=True)]
+    in_reward_BT = with_kl_in_reward(rewards_BT, mask_BT.long(), nn.utils.rnn.pad_sequence(logp, True), uids)
+    in_reward = [row[:n] for row, n in zip(in_reward_BT, lengths, strict=True)]
     masks = [row[:n].long() for row, n in zip(mask_BT, lengths, strict=True)]
     weights = [torch.full((n,), float(w)) for n, w in zip(lengths, step.weights_B, strict=True)]
-    return {"tokens": tokens, "logp": logp, "advantages": advantages, "masks": masks, "weights": weights}
+    by_name = {"ours": advantages, "none": [0 * row for row in advantages], "kl": in_reward}
+    return {"tokens": tokens, "logp": logp, "advantages": by_name, "masks": masks, "weights": weights}
+
+
+def make_ref(logp: torch.Tensor) -> torch.Tensor:
+    """Log-probs of a reference that is no multiple of the sampling policy."""
+    return logp / 2 - 2 + logp.square() / 50
+
+
+def with_kl_in_reward(
+    rewards_BT: torch.Tensor, mask_BT: torch.Tensor, logp_BT: torch.Tensor, uids: np.ndarray
+) -> torch.Tensor:
+    """Advantages with the weights of prompts, by verl's own penalty and estimator, as its trainer calls them."""
+    columns = {
+        "token_level_scores": rewards_BT,
+        "response_mask": mask_BT,
+        "old_log_probs": logp_BT,
+        "ref_log_prob": make_ref(logp_BT),
+    }
+    data = DataProto(batch=TensorDict(columns, batch_size=len(uids)), non_tensor_batch={"uid": uids})
+    data, _ = apply_kl_penalty(data, FixedKLController(KL_IN_REWARD), "kl")
+    algorithm = OmegaConf.create({"gamma": GAMMA, "adv_estimator": "reinforce_plus_plus"})
+    actor = SimpleNamespace(loss_agg_mode="prompt-mean")
+    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor), algorithm=algorithm)
+    with advantage_step(config, {}):
+        data = compute_advantage(data, algorithm.adv_estimator, gamma=GAMMA, config=algorithm)
+        return fold_row_weights(data).batch["advantages"]
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def make_data(batch: dict[str, Any], rows: list[int], split: dict[str, Any]) -> TensorDict:
+def make_data(batch: dict[str, Any], rows: list[int], split: dict[str, Any], advantages: str) -> TensorDict:
     """What a worker of verl's V1 trainer gets of these rows."""
     tokens = [batch["tokens"][i] for i in rows]
     masks = [batch["masks"][i] for i in rows]
@@ -103,8 +162,8 @@ def make_data(batch: dict[str, Any], rows: list[int], split: dict[str, Any]) -> 
             "response_mask": nested(masks),
             "loss_mask": nested(masks),
             "old_log_probs": nested([batch["logp"][i] for i in rows]),
-            "advantages": nested([batch["advantages"][i] for i in rows]),
-            "ref_log_prob": nested([batch["logp"][i] for i in rows]),
+            "advantages": nested([batch["advantages"][advantages][i] for i in rows]),
+            "ref_log_prob": nested([make_ref(batch["logp"][i]) for i in rows]),
             FIELD: nested([batch["weights"][i] for i in rows]),
         },
         batch_size=len(rows),
@@ -139,14 +198,14 @@ def make_engine(model_path: str, precision: str) -> Any:
     return engine
 
 
-def gradient(engine: Any, data: TensorDict, options: dict[str, Any], terms: dict[str, Any]) -> np.ndarray:
+def gradient(engine: Any, data: TensorDict, loss: Loss) -> np.ndarray:
     """Flat gradient of one mini-batch, by verl's own forward_backward_batch and ppo_loss."""
     config = ScaleRLFSDPActorConfig(
         rollout_n=2,
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode="prompt-mean",
-        **terms,
-        policy_loss=ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=2.0, **options),
+        **loss.terms,
+        policy_loss=ScaleRLPolicyLossConfig(loss_mode="scalerl_cispo", eps_max=2.0, **loss.options),
     )
     engine.optimizer_zero_grad()
     with engine.train_mode():
@@ -169,14 +228,14 @@ def main() -> None:
             batch = make_batch(engine.model_config.hf_config.vocab_size, len(order))
             rows = order[rank * len(order) // world : (rank + 1) * len(order) // world]
             for split_name, split in SPLITS.items():
-                for loss_name, options in LOSSES.items():
-                    name = f"{precision}|{loss_name}|{order_name}|{split_name}"
-                    terms = TERMS if loss_name == "terms" else {}
-                    found[name] = gradient(engine, make_data(batch, rows, split), options, terms)
+                for loss_name, loss in LOSSES.items():
+                    if precision in loss.precisions:
+                        name = f"{precision}|{loss_name}|{order_name}|{split_name}"
+                        found[name] = gradient(engine, make_data(batch, rows, split, loss.advantages), loss)
     if rank == 0:
         np.savez(folder / f"gradients-{world}.npz", **found)
         batch = make_batch(engine.model_config.hf_config.vocab_size, len(UIDS))
-        tokens, logp = (torch.nn.utils.rnn.pad_sequence(batch[key], True).numpy() for key in ("tokens", "logp"))
+        tokens, logp = (nn.utils.rnn.pad_sequence(batch[key], True).numpy() for key in ("tokens", "logp"))
         np.savez(
             folder / "inputs.npz",
             uids=UIDS,

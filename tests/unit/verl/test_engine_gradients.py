@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,11 @@ from tests.unit.verl.ranks import run_ranks
 CHILD = Path(__file__).with_name("engine_gradients.py")
 EPS_MAX = 2.0
 LOSSES = ("cap", "range", "sequence", "terms")
+TERMS = ("KL", "KL as in verl's scripts", "entropy", "KL in the reward")
+"""By themselves, and a KL that is taken off the reward; in FP64."""
+TRIED = [*((loss, precision) for loss in LOSSES for precision in ("fp32", "fp64")), *((loss, "fp64") for loss in TERMS)]
 KL_COEF, ENTROPY_COEF = 0.3, 0.2
+KL_IN_REWARD, GAMMA = 0.3, 0.9
 TOLERANCES = {"fp32": 1e-5, "fp64": 1e-6}
 """In "fp64" Hugging Face's model still takes its softmax and norms in FP32 (6e-8 a rounding)."""
 
@@ -65,6 +71,7 @@ def reference_gradient(folder: Path, loss: str) -> tuple[np.ndarray, list[float]
     uids, rewards, lengths = inputs["uids"].tolist(), inputs["rewards"].tolist(), inputs["lengths"].tolist()
     rows_of = {uid: [i for i, other in enumerate(uids) if other == uid] for uid in dict.fromkeys(uids)}
     rows_of = {uid: rows for uid, rows in rows_of.items() if len({rewards[i] for i in rows}) > 1}
+    in_reward = kl_in_reward(inputs) if loss == "KL in the reward" else {}
     centred = {i: rewards[i] - np.mean([rewards[k] for k in rows]) for rows in rows_of.values() for i in rows}
     std = float(np.std(list(centred.values())))
     model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager").double()
@@ -79,12 +86,34 @@ def reference_gradient(folder: Path, loss: str) -> tuple[np.ndarray, list[float]
             mine = (logp.detach() - rollout).exp().tolist()
             ratios += mine
             weights = torch.tensor(weights_of(mine, loss), dtype=torch.float64)
-            total = total - (weights * logp).sum() * centred[i] / std / num_tokens / len(rows_of)
-            if loss == "terms":
-                kl, entropy = (logp - rollout).square().sum() / 2, -(all_logp.exp() * all_logp).sum()
-                total = total + (KL_COEF * kl - ENTROPY_COEF * entropy) / num_tokens / len(rows_of)
+            advantages = in_reward.get(i, centred[i] / std if loss in LOSSES else 0.0)
+            total = total - (weights * logp * advantages).sum() / num_tokens / len(rows_of)
+            ref = rollout / 2 - 2 + rollout.square() / 50
+            if loss in ("terms", "KL"):
+                total = total + KL_COEF * (logp - ref).square().sum() / 2 / num_tokens / len(rows_of)
+            elif loss == "KL as in verl's scripts":  # which bounds it at 10
+                kl = ((ref - logp).exp() - (ref - logp) - 1).clamp(max=10.0)
+                total = total + KL_COEF * kl.sum() / num_tokens / len(rows_of)
+            if loss in ("terms", "entropy"):
+                total = total + ENTROPY_COEF * (all_logp.exp() * all_logp).sum() / num_tokens / len(rows_of)
     total.backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).numpy(), ratios
+
+
+def kl_in_reward(inputs: Mapping[str, np.ndarray]) -> dict[int, torch.Tensor]:
+    """Advantage of each token: the discounted sum of rewards less KL from there on, whitened over all tokens."""
+    returns = []
+    for logp, length, reward in zip(inputs["logp"], inputs["lengths"].tolist(), inputs["rewards"].tolist(), strict=True):
+        old, total, found = logp[:length].astype(np.float64), 0.0, []
+        rewards = -KL_IN_REWARD * (old - (old / 2 - 2 + old**2 / 50))
+        rewards[-1] += reward
+        for value in rewards[::-1].tolist():
+            total = value + GAMMA * total
+            found.append(total)
+        returns.append(np.array(found[::-1]))
+    every = np.concatenate(returns)
+    std = math.sqrt(float(every.var(ddof=1)) + 1e-8)
+    return {i: torch.from_numpy((row - every.mean()) / std) for i, row in enumerate(returns)}
 
 
 def relative_error(found: np.ndarray, truth: np.ndarray) -> float:
@@ -92,8 +121,7 @@ def relative_error(found: np.ndarray, truth: np.ndarray) -> float:
 
 
 @pytest.mark.fault("other micro-batches, ranks or token budgets: another loss, or a gradient scaled by the ranks")
-@pytest.mark.parametrize("precision", TOLERANCES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "precision"), TRIED)
 def test_micro_batches_ranks_token_budgets_row_order_and_padding_leave_the_gradient_alone(
     gradients: dict[int, Gradients], loss: str, precision: str
 ) -> None:
@@ -111,8 +139,8 @@ def test_micro_batches_ranks_token_budgets_row_order_and_padding_leave_the_gradi
 
 @pytest.mark.works_with("KL loss", "CISPO", "prompt average", "advantages")
 @pytest.mark.works_with("entropy bonus", "CISPO", "prompt average", "advantages")
-@pytest.mark.parametrize("precision", TOLERANCES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.works_with("KL in the reward", "CISPO", "prompt average")
+@pytest.mark.parametrize(("loss", "precision"), TRIED)
 def test_gradient_is_that_of_the_paper_s_objective(
     folder: Path, gradients: dict[int, Gradients], loss: str, precision: str
 ) -> None:
@@ -125,6 +153,8 @@ def test_gradient_is_that_of_the_paper_s_objective(
 def test_losses_of_this_test_differ(gradients: dict[int, Gradients]) -> None:
     cap, *others = (gradients[1][f"fp64|{loss}|in order|fours"] for loss in LOSSES)
     assert all(relative_error(other, cap) > 0.01 for other in others)
+    terms = [gradients[1][f"fp64|{loss}|in order|fours"] for loss in TERMS]
+    assert all(relative_error(one, other) > 0.01 for one, other in combinations(terms, 2))
 
 
 @pytest.mark.parametrize("case", CASES)
