@@ -144,7 +144,12 @@ def _estimator(config: DictConfig) -> Iterator[str]:
             "prompt, which leaves 0 for a single one; set n to 2 or more (the paper uses 16)"
         )
     if select(config, "algorithm.use_kl_in_reward", False):
-        yield "algorithm.use_kl_in_reward=True changes the rewards that zero-variance filtering compares: set it False"
+        yield (
+            f"algorithm.use_kl_in_reward=True with {ADV_ESTIMATOR}={ESTIMATOR}: a KL differs from response to response, "
+            "so no prompt would have equal rewards any more, and what a prompt that is always solved learns would be "
+            f"the noise of its KL; set it False (a KL loss goes with the estimator: {ACTOR}.use_kl_loss=True), or take "
+            "an estimator of verl"
+        )
     rejection, loss = f"{names.CORRECTION}.rollout_rs", loss_mode(config)
     acts = (not is_bypassed(config) or loss == "bypass_mode") and loss not in names.LOSSES
     if acts and select(config, rejection) is not None:

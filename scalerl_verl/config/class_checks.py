@@ -54,10 +54,32 @@ def _engine(config: DictConfig) -> Iterator[str]:
         )
 
 
+_RECORDS = f"{names.ROLLOUT}.enable_rollout_routing_replay"
+_BALANCE = f"{names.ROLLOUT}.moe_load_balance_metrics_interval"
+_REPLAYING = ("megatron", "veomni")
+"""verl's engines that replay the routing of experts."""
+
+
+def _routing(config: DictConfig) -> Iterator[str]:
+    """Experts of every token that are recorded, sent to the trainer, and not replayed there."""
+    if not select(config, _RECORDS, False) or select(config, _BALANCE, 0):
+        return
+    strategy = select(config, _STRATEGY)
+    mode = f"{names.ACTOR}.{strategy}.router_replay.mode"
+    unless = f"set {_RECORDS}=False, or {_BALANCE}=1 if verl's load-balance metrics are what you want"
+    if strategy not in _REPLAYING:
+        yield (
+            f"{_RECORDS}=True with {_STRATEGY}={or_null(strategy)}: verl replays the routing of experts in its engines "
+            f"{' and '.join(_REPLAYING)} only, so it would be recorded for nothing; {unless}"
+        )
+    elif select(config, mode) != "R3":
+        yield f"{_RECORDS}=True with {mode}={select(config, mode)}: nothing replays it; set {mode}=R3, or {unless}"
+
+
 def _mode(config: DictConfig) -> Iterator[str]:
     given = str(select(config, names.TRAINER_MODE, "sync"))
     if given not in names.VERL_MODES and given.casefold() in names.VERL_MODES:
         yield f"{names.TRAINER_MODE}={given} does not exist: did you mean {given.casefold()}?"
 
 
-RULES: tuple[Rule, ...] = (_actor_class, _loss_class, _engine, _mode)
+RULES: tuple[Rule, ...] = (_actor_class, _loss_class, _engine, _routing, _mode)

@@ -179,6 +179,7 @@ _OF_PIPELINE = (
     _only(f"{VLLM}.kv_transfer_config", None, _NO_STORE),
     _only(f"{VLLM}.kv_offloading_size", None, _NO_STORE),
     _only(f"{VLLM}.enable_lora", False, _NO_ADAPTERS),
+    _only(f"{VLLM}.enable_eplb", False, "vLLM loads experts to where they were before it moved them"),
     _only(f"{VLLM}.prefill_context_parallel_size", 1, "updates are only verified for tensor parallelism"),
     _only(f"{ROLLOUT}.quantization", None, _NOT_QUANTISED),
     _only(f"{VLLM}.quantization", None, _NOT_QUANTISED),

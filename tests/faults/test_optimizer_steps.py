@@ -181,6 +181,19 @@ def test_length_balancing_leaves_prompts_whole(queue: None, case: str, num_ranks
     assert metrics["global_seqlen/balanced_max"] >= metrics["global_seqlen/balanced_min"]
 
 
+@pytest.mark.works_with("Ulysses", "prompt average", "advantages", "curriculum")
+@pytest.mark.parametrize("mode", ["ppo_off_policy", "sync"])
+def test_sequence_parallel_ranks_count_once(queue: None, mode: str) -> None:
+    """Four ranks of which two share each row: the driver's batch, from which all else follows, is that of two."""
+    found = []
+    for dispatch in ([0, 1], [0, 0, 1, 1]):  # rank -> its data-parallel rank, as verl's workers say
+        trainer = Trainer(run_config(48, 6, mode), len(dispatch))
+        trainer.actor_rollout_wg._dispatch_info["actor"] = dispatch
+        batch = trainer._balance_batch(sampled([GROUP] * 48), {})
+        found.append((batch.keys, trainer.scalerl.division))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("section", ["rollout", "ref"])
 @pytest.mark.parametrize(("prompts", "num_ranks"), [(6, 1), (6, 2), (12, 2)])
 def test_micro_batches_of_log_probs_fill_each_rank(queue: None, section: str, prompts: int, num_ranks: int) -> None:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from omegaconf import OmegaConf, open_dict
 
 from scalerl_verl import names
 from scalerl_verl.config.checks import find_problems
 from scalerl_verl.verl import doors, startup
-from tests.unit.composed import ACTOR, Refusal, changed, check_refusal
+from tests.unit.composed import ACTOR, ROLLOUT, Refusal, changed, check_refusal
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -30,6 +32,20 @@ REFUSALS: dict[str, Refusal] = {
         [f"{ACTOR}.strategy=mine", f"{names.LOSS_AGG_MODE}=prompt-mean", "fsdp2"],
     ),
     "no engine": ("cispo", {f"{ACTOR}.strategy": None}, [f"{ACTOR}.strategy=null", "fsdp2"]),
+    "routing that FSDP does not replay": (
+        "cispo",
+        {f"{ROLLOUT}.enable_rollout_routing_replay": True},
+        [f"{ROLLOUT}.enable_rollout_routing_replay=True with {ACTOR}.strategy=fsdp", "megatron", "replay=False"],
+    ),
+    "routing that Megatron is not told to replay": (
+        "cispo",
+        {
+            f"{ROLLOUT}.enable_rollout_routing_replay": True,
+            f"{ACTOR}.strategy": "megatron",
+            f"{ACTOR}.megatron.router_replay.mode": "disabled",
+        },
+        [f"{ACTOR}.megatron.router_replay.mode=disabled", "set", "=R3"],
+    ),
     "mode in capitals": ("cispo", {names.TRAINER_MODE: "Sync"}, [f"{names.TRAINER_MODE}=Sync", "mean sync?"]),
 }
 
@@ -37,6 +53,19 @@ REFUSALS: dict[str, Refusal] = {
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
 def test_class_that_cannot_be_ours_is_refused(refusal: Refusal) -> None:
     check_refusal(*refusal)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.router_replay.mode": "R3"},
+        {f"{ROLLOUT}.moe_load_balance_metrics_interval": 10},
+    ],
+    ids=["replayed", "measured"],
+)
+def test_routing_is_recorded_where_something_reads_it(changes: dict[str, Any]) -> None:
+    recorded = {f"{ROLLOUT}.enable_rollout_routing_replay": True}
+    assert find_problems(changed("cispo", recorded | changes)) == []
 
 
 @pytest.mark.parametrize("strategy", names.STRATEGIES)

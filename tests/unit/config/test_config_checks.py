@@ -206,7 +206,7 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "routing replay": (
         "interruption",
-        {f"{ROLLOUT}.enable_rollout_routing_replay": True},
+        {f"{ROLLOUT}.enable_rollout_routing_replay": True, f"{ROLLOUT}.moe_load_balance_metrics_interval": 1},
         [f"{ROLLOUT}.enable_rollout_routing_replay=True", "set it False"],
     ),
     "an engine with less room than a response": (

@@ -14,12 +14,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import verl  # noqa: F401 - loads the plugin
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -30,16 +33,18 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
+from scalerl_verl.advantage.step import advantage_step
 from scalerl_verl.head import linear_logprobs
 from scalerl_verl.head import model as head_model
 from scalerl_verl.loss.term_weights import FIELD
 from scalerl_verl.loss.verl_config import ScaleRLFSDPActorConfig, ScaleRLPolicyLossConfig
 from scalerl_verl.upstream import status
+from scalerl_verl.verl.algorithms import estimate_advantages
 
 PROMPTS = [3, 2, 4, 3]
 RESPONSES = [2, 7, 1, 5]
-WEIGHTS = [0.5, 2.0, 1.0, 0.25]
-"""Of rows under prompt-mean, in the KL loss and the entropy; the advantages stand for any."""
+PROMPT_IDS, REWARDS = ["a", "b", "a", "b"], [1.0, -1.0, -1.0, 1.0]
+"""Under prompt-mean, where the estimator's advantages and weights train; elsewhere any advantages do."""
 TEMPERATURE = 0.7
 EPS_MAX = 1.5
 
@@ -65,6 +70,8 @@ class Case:
     forward_only: bool = False
     mode: str = "token-mean"
     """the aggregation; with prompt-mean rows have weights, and a KL loss trains, too"""
+    forced_logp: float = -5.0
+    """recorded of tokens that were forced into a response: whatever it is, they do not train"""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -83,7 +90,13 @@ def _cases() -> dict[str, Case]:
         cases[f"two ranks|{kind}"] = Case(fused=fused, world=2)
         cases[f"sequence parallel|{kind}"] = Case(fused=fused, world=2, packed=True, sequence_parallel=2)
         cases[f"sequence parallel, prompts|{kind}"] = Case(
-            fused=fused, world=2, packed=True, sequence_parallel=2, mode="prompt-mean", entropy_coeff=0.1
+            fused=fused,
+            world=2,
+            packed=True,
+            sequence_parallel=2,
+            mode="prompt-mean",
+            entropy_coeff=0.1,
+            forced_logp=float("nan"),
         )
     for name, changes in {
         "padded": {},
@@ -130,7 +143,9 @@ def make_data(case: Case, vocab_size: int, rank: int) -> TensorDict:
     share = case.world // case.sequence_parallel
     mine = range(len(PROMPTS)) if share == 1 else range(rank * 2, rank * 2 + 2)
     if case.mode == "prompt-mean":
-        rows[FIELD] = [torch.full((n,), weight) for n, weight in zip(RESPONSES, WEIGHTS, strict=True)]
+        for logp, mask in zip(rows["old_log_probs"], rows["response_mask"], strict=True):
+            logp[~mask] = case.forced_logp
+        rows["advantages"], rows[FIELD] = estimate(rows["response_mask"])
         rows["ref_log_prob"] = [logp - 0.5 for logp in rows["old_log_probs"]]
     data = TensorDict({name: nested([values[i] for i in mine]) for name, values in rows.items()}, batch_size=len(mine))
     tu.assign_non_tensor(
@@ -144,6 +159,19 @@ def make_data(case: Case, vocab_size: int, rank: int) -> TensorDict:
         micro_batch_size_per_gpu=2,
     )
     return data
+
+
+def estimate(masks: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Advantages and row weights as the driver makes them, which knows nothing of the ranks."""
+    mask_BT = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
+    rewards_BT = torch.zeros(mask_BT.shape)
+    rewards_BT[torch.arange(len(masks)), torch.tensor(RESPONSES) - 1] = torch.tensor(REWARDS)
+    actor = SimpleNamespace(loss_agg_mode="prompt-mean")
+    with advantage_step(SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor)), {}) as step:
+        prompt_ids = np.array(PROMPT_IDS, dtype=object)
+        advantages_BT, _ = estimate_advantages(rewards_BT, mask_BT, prompt_ids, OmegaConf.create({"scalerl": {}}))
+    weights = [torch.full((n,), float(weight)) for n, weight in zip(RESPONSES, step.weights_B, strict=True)]
+    return [row[:n] for row, n in zip(advantages_BT, RESPONSES, strict=True)], weights
 
 
 def make_engine(folder: Path, case: Case, **model_options: Any) -> Any:
@@ -173,7 +201,10 @@ def make_engine(folder: Path, case: Case, **model_options: Any) -> Any:
             pad_to_length=case.pad_to_length,
             pad_to_length_bucket=16,
         ),
-        optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
+        # Not Adam, whose first step is a matter of signs; verl clips the norm of all ranks.
+        optimizer_config=FSDPOptimizerConfig(
+            lr=0.3, optimizer="SGD", total_training_steps=1, override_optimizer_config={}
+        ),
         checkpoint_config=CheckpointConfig(),
     )
     engine.initialize()
@@ -199,6 +230,13 @@ def stub_of_varlen(module: Any, query: Any, key: Any, value: Any, attention_mask
             query, key, value, attention_mask, query.shape[1], position_ids=position_ids
         )
     return out, None
+
+
+def full_weights(engine: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for name, p in engine.module.named_parameters()
+    }
 
 
 @contextlib.contextmanager
@@ -252,12 +290,17 @@ def run(folder: Path, case: Case, rank: int) -> dict[str, Any]:
                 for name, p in engine.module.named_parameters()
                 if p.grad is not None
             }
+            before, moved = (full_weights(engine), {}) if case.mode == "prompt-mean" else ({}, {})
+            if before:
+                engine.optimizer_step()
+                moved = {name: weight - before[name] for name, weight in full_weights(engine).items()}
     embedding = base.get_input_embeddings()
     return {
         "logp": output["log_probs"].values(),
         "entropy": output["entropy"].values(),
         "logp_dtype": str(output["log_probs"].dtype),
         "gradients": gradients,
+        "moved": moved,
         "storage_dtypes": sorted({str(p.dtype) for p in engine.module.parameters()}),
         "tied": embedding.weight is layer.weight,
         "seen": seen,

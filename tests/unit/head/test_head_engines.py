@@ -7,6 +7,7 @@ of transformers, row by row, without verl and without the package.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,17 @@ def test_layout_ranks_checkpointing_lora_and_shared_pass_change_nothing(
     tolerance = GRADIENT_TOLERANCE[CASES[name].param_dtype]
     assert gradient_error(found["gradients"], truth["gradients"]) < tolerance
     assert logp_error(found, truth) < LOGP_TOLERANCE
+
+
+@pytest.mark.works_with("Ulysses", "CISPO", "prompt average", "advantages", "interruption", "FP32 head")
+@pytest.mark.parametrize("kind", ["fused", "logits"])
+def test_sequence_parallel_step_leaves_the_weights_of_one_rank(results: dict[str, dict[str, Any]], kind: str) -> None:
+    """Two ranks share each response, whose forced tokens lie on both; what was recorded of these is NaN."""
+    found, truth = (results[name]["moved"] for name in (f"sequence parallel, prompts|{kind}", "prompts|truth"))
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in results["prompts|truth"]["gradients"].values()))
+    assert norm > 1, "the step must be clipped, which takes the gradient of both ranks"
+    assert gradient_error(found, truth) < GRADIENT_TOLERANCE["fp32"]
+    assert sum(float(change.square().sum()) for change in truth.values()) > 1e-3
 
 
 def test_cases_that_should_differ_differ(results: dict[str, dict[str, Any]]) -> None:

@@ -55,6 +55,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "quantised generator behind verl's back": ({f"{VLLM}.quantization": "fp8"}, "vllm.quantization=fp8 with trainer"),
     "offloaded KV": ({f"{VLLM}.kv_offloading_size": 4}, "does not know weight versions"),
     "adapters behind verl's back": ({f"{VLLM}.enable_lora": True}, "enable_lora=True"),
+    "experts that move": ({f"{VLLM}.enable_eplb": True}, "enable_eplb=True"),
     "context parallelism": ({f"{VLLM}.prefill_context_parallel_size": 2}, "verified for tensor parallelism"),
     "dynamic sampling by nothing": (
         {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": None},

@@ -103,7 +103,9 @@ def reference_gradient(folder: Path, loss: str) -> tuple[np.ndarray, list[float]
 def kl_in_reward(inputs: Mapping[str, np.ndarray]) -> dict[int, torch.Tensor]:
     """Advantage of each token: the discounted sum of rewards less KL from there on, whitened over all tokens."""
     returns = []
-    for logp, length, reward in zip(inputs["logp"], inputs["lengths"].tolist(), inputs["rewards"].tolist(), strict=True):
+    for logp, length, reward in zip(
+        inputs["logp"], inputs["lengths"].tolist(), inputs["rewards"].tolist(), strict=True
+    ):
         old, total, found = logp[:length].astype(np.float64), 0.0, []
         rewards = -KL_IN_REWARD * (old - (old / 2 - 2 + old**2 / 50))
         rewards[-1] += reward
