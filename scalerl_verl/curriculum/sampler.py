@@ -230,10 +230,10 @@ class NoPositiveResampling(Sampler[int]):
         found = len(known & set(self._distinct))
         if known and not found:
             raise ValueError(
-                f"the checkpoint knows {len(known)} prompts, and the training data has none of them: data.train_files "
-                "is other data, or another version named the prompts in another way. Set data.train_files to what it "
-                "was, resume with the version that wrote the checkpoint, or delete data.pt in the checkpoint's folder "
-                "to go on with its weights and begin the data and its history anew"
+                f"the checkpoint knows {len(known)} prompts, and the training data has none of them. Either "
+                "data.train_files names other data: set it to what it was. Or another version of scalerl_verl wrote "
+                "the checkpoint and named prompts in another way: resume with that version. To keep the weights "
+                "alone, delete data.pt in the checkpoint's folder: data and history begin anew"
             )
         _logger.warning(
             "The training data differs from that of the checkpoint, whose history knows %d prompts; %d of them are in "
@@ -288,8 +288,8 @@ class _Draws(Iterator[int]):
         """
         if "began" not in state:
             raise ValueError(
-                "the checkpoint was written without no-positive-resampling, so where its epoch stood cannot be "
-                f"continued with it: delete the section (~{SAMPLER_SECTION}), or start a new run "
+                "the checkpoint was written without no-positive-resampling, so its place in the epoch means nothing to "
+                f"this sampler: delete the section (~{SAMPLER_SECTION}), or start a new run "
                 "(trainer.resume_mode=disable)"
             )
         if hasattr(self._base, "load_state_dict") != (state["base"] is not None):

@@ -110,7 +110,7 @@ def _generator_head(report: Report) -> None:
         return
     public = public_version(version)
     if public is None:
-        whose = f"vLLM {version} does not say: the engine is measured at start"
+        whose = f"not known of vLLM {version}: the engine is measured at start"
     else:
         whose = "vLLM's own" if public >= Version(NATIVE_SINCE) else "ours: this vLLM ignores the name"
     report.add(f"  FP32 head in the generator (hf_overrides.head_dtype=float32): {whose}")

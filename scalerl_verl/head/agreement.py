@@ -158,8 +158,8 @@ def compare_first_batch(
         raise HeadError(
             f"trainer and generator disagree about the first batch, sampled under the weights that the trainer holds: "
             f"mean |log-ratio| {mean:.3g} (allowed {limit:g}), max {largest:.3g}, {num_broken} of {num_tokens} "
-            "log-probs not those of a probability. Look for a head in another precision on one side, weights that did "
-            "not arrive, or a temperature, top_p, top_k or token mask that only one side applies"
+            "log-probs are NaN, infinite or too large. Possible causes: a head in another precision on one side, "
+            "weights that did not arrive, or a temperature, top_p, top_k or token mask that only one side applies"
         )
     prefix = "scalerl/mismatch/first_batch_log_ratio_abs"
     return {f"{prefix}_mean": mean, f"{prefix}_max": largest}

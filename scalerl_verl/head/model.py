@@ -149,8 +149,8 @@ def _refuse_unsupported(model: Any, layer: Any, fused: bool) -> None:
 
 def _changes_logits(name: str, how: str) -> str:
     return (
-        f"{name} changes its logits after the output layer ({how}), which log-probs made in that layer would miss: set "
-        f"{FUSED_KERNELS}=False; the FP32 head then hands it FP32 logits"
+        f"{name} changes its logits after the output layer ({how}), and a fused head computes log-probs before that: "
+        f"set {FUSED_KERNELS}=False, and the FP32 head gives the model FP32 logits instead"
     )
 
 
@@ -235,6 +235,6 @@ def next_tokens(shift_labels: Any, labels: Any, input_ids: Any) -> torch.Tensor:
     source = labels if labels is not None else input_ids
     if source is None:
         raise HeadError(
-            "the fused FP32 head needs labels or input_ids: inputs_embeds alone do not say which token came"
+            "the fused FP32 head needs labels or input_ids: inputs_embeds alone do not say which tokens were sampled"
         )
     return torch.roll(source, shifts=-1, dims=-1)

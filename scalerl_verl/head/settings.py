@@ -101,8 +101,8 @@ def _engines(config: DictConfig) -> Iterator[str]:
         why = _WHY_NOT.get(strategy, "it is not known to read impl_backend")
         where = " and ".join(f"{key}={strategy}" for key in keys if given[key] == strategy)
         yield (
-            f"{BACKEND}={trainer_backend(config)} with {where}: {why}, so that the FP32 head would silently have no "
-            f"effect; set strategy=fsdp2 (or fsdp), or {LEAVE_OUT}"
+            f"{BACKEND}={trainer_backend(config)} with {where}: the FP32 head would have no effect, because "
+            f"{why}; set strategy=fsdp2 (or fsdp), or {LEAVE_OUT}"
         )
     rollout = select(config, f"{ROLLOUT}.name", "vllm")
     if rollout != "vllm":
@@ -119,9 +119,9 @@ def _engines(config: DictConfig) -> Iterator[str]:
     path = f"{ROLLOUT}.full_determinism"
     if select(config, path, False):
         yield (
-            f"{path}=True puts vLLM's batch-invariant kernels in place of its matrix products, for which "
-            f"{HEAD_DTYPE}={GENERATOR_DTYPE} is not made, and gives all responses to a prompt one seed; set "
-            f"{path}=False, or {LEAVE_OUT}"
+            f"{path}=True replaces vLLM's matrix products by batch-invariant kernels, which "
+            f"{HEAD_DTYPE}={GENERATOR_DTYPE} does not work with. It also gives all responses to a prompt one seed; "
+            f"set {path}=False, or {LEAVE_OUT}"
         )
 
 

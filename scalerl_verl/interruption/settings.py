@@ -62,8 +62,9 @@ def _rollout(config: DictConfig) -> Iterator[str]:
             )
     if select(config, f"{ROLLOUT}.enable_rollout_routing_replay", False):
         yield (
-            f"{ROLLOUT}.enable_rollout_routing_replay=True: an interrupted response comes from several requests, each with "
-            f"the routing of its own tokens, which this loop does not put together; set it False, or {AGENT_LOOP}=single_turn_agent"
+            f"{ROLLOUT}.enable_rollout_routing_replay=True: an interrupted response comes from several requests, and "
+            "this loop does not join the routing that each of them recorded; set it False, or "
+            f"{AGENT_LOOP}=single_turn_agent"
         )
     caching = select(config, f"{VLLM}.enable_prefix_caching")
     if caching is False or not select(config, f"{ROLLOUT}.enable_prefix_caching", True):

@@ -59,8 +59,8 @@ class StepLog:
         missing = set(range(1, step + 1)) - set(rows)
         if missing:
             logger.warning(
-                "%s has no metrics of step %s, which this checkpoint was trained by. Curves go on without them; a "
-                "tracker or an older log of the run may have them.",
+                "%s has no metrics of step %s, although this checkpoint was trained by them. Curves go on without "
+                "them. A tracker or an older log of the run may have them.",
                 self.path,
                 name_steps(missing),
             )
@@ -85,7 +85,7 @@ class StepLog:
             return  # saved by an earlier version, or without scalerl_verl: the step is named as missing
         logger.warning(
             "Step %d was trained and saved, and the run ended before the step was logged. %s has what was known of it "
-            "before the checkpoint; no tracker has the step, nor a validation of it: trainer.val_before_train=True "
+            "before the checkpoint. No tracker has the step or a validation of it. trainer.val_before_train=True "
             "validates these weights now.",
             step,
             self.path,

@@ -226,8 +226,8 @@ class WeightUpdater(CheckpointEngineManager):
             late = ", ".join(name for name, task in zip(names, tasks, strict=True) if task in hung)
             raise WeightSyncError(
                 f"{what} has not ended within {TRANSFER_TIMEOUT}={limit_s:g}; still in it: "
-                f"{late}. Look for the first error of those and at the network between their nodes; raise the limit if "
-                "the model takes longer; trainer.resume_mode=auto goes on from the last checkpoint"
+                f"{late}. Look for the first error of these processes, and check the network between their nodes. If "
+                "the model needs more time, raise the limit. trainer.resume_mode=auto goes on from the last checkpoint"
             )
         return [task.result() for task in tasks]
 

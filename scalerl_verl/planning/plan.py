@@ -227,8 +227,8 @@ def _generator_fit(layout: RunLayout, memory: GeneratorMemory) -> Iterator[str]:
     if memory.num_blocks < memory.blocks_per_sequence:
         yield (
             f"vLLM's share of a GPU, {ROLLOUT}.gpu_memory_utilization={setup.utilization} = {memory.budget / GIB:.1f} "
-            f"GiB, holds not one sequence of {setup.max_model_len} tokens: weights {memory.weights / GIB:.1f}, a step "
-            f"{memory.profile / GIB:.1f}, reserve {memory.reserve / GIB:.1f} and its cache are "
+            f"GiB, cannot hold a single sequence of {setup.max_model_len} tokens: weights {memory.weights / GIB:.1f}, "
+            f"a step {memory.profile / GIB:.1f}, reserve {memory.reserve / GIB:.1f} and its cache take "
             f"{memory.least / GIB:.1f} GiB; raise the share to {memory.least / setup.gpu_bytes:.2f} (if below 1), or "
             f"raise {ROLLOUT}.tensor_model_parallel_size, or lower {ROLLOUT}.max_model_len or .max_num_seqs"
         )

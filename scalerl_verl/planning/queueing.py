@@ -39,8 +39,8 @@ class Queueing:
         if self.wait_s > self.request_timeout_s:
             yield (
                 f"the last of {self.requests:,.0f} requests on an engine waits {self.wait_s:,.0f} s for one of its "
-                f"{self.slots:,.0f} slots, longer than {limit}. Waiting is not taken for a hang, but validation waits "
-                f"as long: use more generators, a smaller {MAX_STALENESS} or batch, or more slots "
+                f"{self.slots:,.0f} slots, longer than {limit}. No request is aborted for waiting, but validation "
+                f"waits as long: use more generators, a smaller {MAX_STALENESS} or batch, or more slots "
                 f"({ROLLOUT}.max_num_seqs, memory for the cache)"
             )
         if self.longest_s > self.request_timeout_s:

@@ -8,8 +8,8 @@ from typing import Any
 
 EXIT_CODES = """exit codes: 0 done, and A is identified in every fit; 1 a file or an argument is wrong; 2 usage;
 3 done, but A is not identified in at least one fit; 4 refused: the data of at least one run hold no curve.
-The first of 1, 4, 3 that holds; all other runs are printed before. `plot`, `sizes` and `advise` have
-no 3: 0 says that all was drawn or told."""
+If several hold, 1 comes before 4, and 4 before 3. All other runs are printed first. `plot`, `sizes` and
+`advise` have no 3: they end with 0 when the file is written or the answer given."""
 EXAMPLES = {
     "fit": r"""examples:
   scalerl fit runs/*                               A, B, C_mid of each run

@@ -29,9 +29,9 @@ def describe_groups(groups: Mapping[str, GroupFit], unit: str) -> str:
     header = ["group", "seeds", "mean A", f"{level:.0%} of it", "between seeds", "within", "B", f"C_mid ({unit})"]
     lines = [table([*header, "identified"], rows), ""]
     lines.append(
-        "Each seed is fitted by itself; A is their mean, B and C_mid are geometric means. Between seeds: standard "
-        "deviation of A over the seeds. Within: standard error of A of one seed, from its points. The interval is "
-        f"that of the recipe, for other seeds too: it pools the spread seen with the {RUN_SPREAD:g} known of others."
+        "Each seed is fitted by itself. A is the mean over the seeds, B and C_mid are geometric means. Between seeds: "
+        "standard deviation of A over the seeds. Within: standard error of A of one seed, from its points. The "
+        f"interval holds for other seeds, too: it pools the spread of these with {RUN_SPREAD:g}, that of other recipes."
     )
     lines += [
         f"{name}: one seed says nothing about the spread; that of other recipes is taken."

@@ -98,8 +98,8 @@ def describe_fits(fits: Mapping[str, CurveFit], unit: str) -> str:
         lines.append(f"{name}: {fit.explain()}")
         if fit.widening >= SHOWN_WIDENING:
             lines.append(
-                f"{name}: the interval of A allows for correlated residuals (between neighbours "
-                f"{fit.residual_correlation:.2f} was seen): it is {fit.widening:.1f} times as wide as without."
+                f"{name}: the interval of A is {fit.widening:.1f} times as wide as for independent residuals, because "
+                f"the data do not exclude correlated ones (seen between neighbours: {fit.residual_correlation:.2f})."
             )
         lines += [f"{name}: also, {trouble.text}" for trouble in fit.troubles[1:]]
     return "\n".join(lines)
@@ -169,8 +169,8 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
     lines = [table(header, rows), ""]
     lines.append(_allowance(pairs))
     lines.append(
-        f"Paper's rule: knows no noise. The higher A wins; closer than {tie:g} is a tie, then the higher B with A "
-        "fixed at the mean, however little: of two equal recipes it mostly names one."
+        f"Paper's rule: the higher A wins. If they are closer than {tie:g}, the higher B at a common A wins, however "
+        "little it is higher. The rule knows no noise, so it mostly names a winner between equal recipes, too."
     )
     by_chance = [f"{p.first} - {p.second}" for p in pairs if p.paper_winner and p.interval_winner is None]
     if by_chance:
@@ -182,7 +182,7 @@ def describe_pairs(pairs: Sequence[Pair], tie: float) -> str:
 
 
 def _allowance(pairs: Sequence[Pair]) -> str:
-    rule = "Interval rule: knows noise. A winner only if the interval of the difference excludes 0, which allows for"
+    rule = "Interval rule: a winner only if the interval of the difference excludes 0. The interval allows for"
     spreads = [pair.spread for pair in pairs if isinstance(pair, GroupPair)]
     if not spreads:
         return f"{rule} runs of one recipe that differ in A by {RUN_SPREAD:g} (standard deviation)."

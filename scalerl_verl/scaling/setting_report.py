@@ -50,7 +50,9 @@ def describe_advice(advice: Advice, unit: str) -> str:
     lines = []
     if len(advice.candidates) == 1:
         alone = describe(advice.candidates[0].settings)
-        lines.append(f"At {number(advice.budget)} {unit}: only {alone} has runs that say something: no comparison.")
+        lines.append(
+            f"At {number(advice.budget)} {unit}: only {alone} has runs that can be compared there: no comparison."
+        )
     elif advice.candidates:
         best = advice.candidates[0]
         lines.append(f"At {number(advice.budget)} {unit}: {describe(best.settings)}")

@@ -219,7 +219,7 @@ def test_line_that_was_cut_is_named_when_the_run_is_resumed(
     lines[3] = lines[3][:20]
     path.write_bytes(b"\n".join(lines))
     assert steps(run()) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    assert "has no metrics of step 3, which this checkpoint was trained by" in caplog.text
+    assert "has no metrics of step 3, although this checkpoint was trained by them" in caplog.text
 
 
 def test_checkpoint_of_an_earlier_version_names_the_steps_before_it(
@@ -229,7 +229,7 @@ def test_checkpoint_of_an_earlier_version_names_the_steps_before_it(
     (tmp_path / "run" / step_log.STEPS_FILE).unlink()
     (tmp_path / "run" / "global_step_4" / step_log.STEP_FILE).unlink()
     assert steps(run()) == [4, 5, 6, 7, 8, 9]
-    assert "has no metrics of step 1 to 4, which" in caplog.text
+    assert "has no metrics of step 1 to 4, although" in caplog.text
 
 
 def test_full_disk_ends_no_training_and_its_rows_are_written_later(

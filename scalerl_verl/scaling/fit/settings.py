@@ -56,8 +56,8 @@ def _refuse_cut(name: str, span: tuple[int, int], key: str) -> None:
     begins, ends = re.match(r"[.\d]", part), re.search(r"[.\d]$", part)
     if (begins and re.search(r"\d[.]?$", before)) or (ends and re.match(r"[.]?\d", after)):
         raise ValueError(
-            f"--by finds {key}={part} inside a longer number of the run name {name}: take the whole of "
-            r"it, as (?P<n>\d+) or (?P<size>[\d.]+b) do"
+            f"--by finds {key}={part}, which is only a part of a number in the run name {name}: match the whole "
+            r"number, as (?P<n>\d+) or (?P<size>[\d.]+b) do"
         )
 
 

@@ -83,8 +83,8 @@ def _few_points(fit: CurveFit) -> Trouble | None:
         return None
     return Trouble(
         "too_few_points",
-        f"{fit.num_observations} points for {fit.num_parameters} parameters; evaluate more often, "
-        f"{fit.num_parameters + FEW_POINTS} points are the least for a verdict.",
+        f"{fit.num_observations} points for {fit.num_parameters} parameters; a verdict needs "
+        f"{fit.num_parameters + FEW_POINTS} or more: evaluate more often.",
     )
 
 

@@ -86,7 +86,7 @@ def test_first_batch_is_measured_and_masked_positions_do_not_matter() -> None:
 
 @pytest.mark.parametrize(
     ("offset", "words"),
-    [(0.01, r"mean \|log-ratio\| 0.01 "), (math.nan, "3 of 3 log-probs not those"), (-math.inf, "not those")],
+    [(0.01, r"mean \|log-ratio\| 0.01 "), (math.nan, "3 of 3 log-probs are NaN"), (-math.inf, "are NaN, infinite")],
 )
 def test_first_batch_that_disagrees_ends_the_run_with_the_numbers(offset: float, words: str) -> None:
     logp_BT = torch.full((1, 3), -1.0)
@@ -97,7 +97,7 @@ def test_first_batch_that_disagrees_ends_the_run_with_the_numbers(offset: float,
 def test_log_probs_that_are_no_probabilities_do_not_agree_perfectly() -> None:
     """A masked logit's -2e9 is finite, and left out of every mean."""
     recorded_BT = torch.full((1, 3), -1.0)
-    with pytest.raises(HeadError, match="3 of 3 log-probs not those of a probability"):
+    with pytest.raises(HeadError, match="3 of 3 log-probs are NaN"):
         compare_first_batch(torch.full((1, 3), -2e9), recorded_BT, torch.ones(1, 3, dtype=torch.bool), 1e-4)
 
 

@@ -80,7 +80,7 @@ def test_machine_without_verl_is_told_what_plan_needs(
         (["--gpu-memory-gib", "24"], "a weight update needs"),
         (["--trainer-gpus", "2", "--gpu-memory-gib", "80"], "train on 3 GPUs or more"),
         (["--trainer-gpus", "10"], "768 responses do not divide over 10 data-parallel ranks"),
-        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.25"], "holds not one sequence of 16384 tokens"),
+        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.25"], "cannot hold a single sequence of 16384 tokens"),
         (["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], "trainer.v1.pipeline_rl.staging=host"),
         (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192"], "do not fit into one micro-batch"),
         (

@@ -63,7 +63,7 @@ def test_too_few_sizes_are_refused(runs: list[str], capsys: Capsys) -> None:
     [
         (["sizes"], r"(?P<a>\d+)[.]?(?P<b>\d*)", "is no positive number"),
         (["sizes"], r"x(?P<a>\d)", "not found in the run name"),
-        (["advise", "--budget", "10"], r"n(?P<n>\d)", "inside a longer number"),
+        (["advise", "--budget", "10"], r"n(?P<n>\d)", "a part of a number"),
         (["advise", "--budget", "10"], "(", "no regular expression"),
         (["advise", "--budget", "0"], r"n(?P<n>\d+)", "--budget 0: "),
         (["sizes"], r"x(?P<a>\d\d)", r"--by x(?P<a>\d\d) is not found"),
