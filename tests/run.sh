@@ -27,6 +27,15 @@ case ${1:-} in --help | -h) usage; exit 0 ;; esac
 source recipes/quickstart/env.sh
 check_platform "$repo" tests/run.sh
 ensure_env "$repo" "$repo"/{tests,docs/mkdocs,recipes/smollm2-reasoning}/requirements.txt
+# In a folder beside the environment's packages: every process that imports verl's engines would import it, too.
+megatron=$SCALERL_VENV/opt/megatron
+if ! cmp -s tests/requirements-megatron.txt "$megatron/requirements"; then
+  rm -rf "$megatron"
+  { "$SCALERL_VENV/bin/python" -m pip install --disable-pip-version-check --no-deps --target "$megatron" \
+    -r tests/requirements-megatron.txt >>"$SCALERL_VENV/install.log" 2>&1 \
+    && cp tests/requirements-megatron.txt "$megatron/requirements"; } \
+    || echo "megatron-core cannot be had here (see $SCALERL_VENV/install.log): its tests are skipped"
+fi
 [ "${1:-}" = --setup-only ] && exit 0
 export PATH=$SCALERL_VENV/bin:$PATH
 

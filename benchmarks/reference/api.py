@@ -16,7 +16,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("cispo_token_loss", "cispo_metrics", "mismatch_metrics", "aggregate_loss"),
     ),
     "weights": ("scalerl_verl.advantage", ("scalerl_advantages", "classify_groups", "row_weights")),
-    "head": ("scalerl_verl.head", ("linear_logprobs", "shared_pass_logprobs")),
+    "head": ("scalerl_verl.head", ("linear_logprobs", "shared_pass_logprobs", "vocab_parallel_logprobs")),
     "fit": ("scalerl_verl.scaling.fit", ("fit_curve", "sigmoid")),
 }
 """Part of the page -> the module that the functions are imported from, and their names."""

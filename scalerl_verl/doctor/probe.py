@@ -26,6 +26,7 @@ def probe_here(role: str) -> dict[str, Any]:
         The process status (see `scalerl_verl.upstream.status`) plus ``role`` and ``import_errors``.
     """
     from scalerl_verl.upstream import status
+    from scalerl_verl.upstream.spec import is_importable
     from scalerl_verl.verl.patches import VERL_SPECS, VLLM_SPECS
 
     errors: dict[str, str] = {}
@@ -36,7 +37,7 @@ def probe_here(role: str) -> dict[str, Any]:
     else:
         importlib.import_module("verl")
         specs = VERL_SPECS
-    for name in sorted({spec.module for spec in specs}):
+    for name in sorted({spec.module for spec in specs if is_importable(spec)}):
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - a broken upstream import is a finding to report, of any type

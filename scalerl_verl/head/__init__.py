@@ -13,6 +13,7 @@ _HOMES = {
     "fp32_logits": "logits",
     "linear_logprobs": "functional",
     "shared_pass_logprobs": "shared_pass",
+    "vocab_parallel_logprobs": "sharded",
 }
 __all__ = list(_HOMES)
 

@@ -34,8 +34,13 @@ def linear_logprobs(
     labels_N: torch.Tensor,
     temperature: float | torch.Tensor,
     chunk_rows: int | None,
+    shard: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and entropies, [N] FP32 each (see `functional.linear_logprobs`)."""
+    """Return log-probabilities and entropies, [N] FP32 each (see `functional.linear_logprobs`).
+
+    Args:
+        shard: `sharded.VocabShard` if the weight is a part of the head's; labels are rows of this part then.
+    """
     hidden_NH, weight_VH = promote(hidden_NH, weight_VH)
     with_backward = torch.is_grad_enabled() and (hidden_NH.requires_grad or weight_VH.requires_grad)
     logp_N, entropy_N = _LinearLogProbs.apply(
@@ -45,6 +50,7 @@ def linear_logprobs(
         1.0 / temperature,
         chunk_rows or default_chunk_rows(len(weight_VH)),
         with_backward,
+        shard,
     )
     return logp_N, entropy_N
 
@@ -121,9 +127,16 @@ class HeadProducts:
 class HeadGradients:
     """The gradients of hidden states and weight, added to chunk by chunk; the weight's sum is FP32."""
 
-    def __init__(self, head: HeadProducts, hidden_NH: torch.Tensor, need_hidden: bool, need_weight: bool):
+    def __init__(
+        self,
+        head: HeadProducts,
+        hidden_NH: torch.Tensor,
+        need_hidden: bool,
+        need_weight: bool,
+        hidden_dtype: torch.dtype | None = None,
+    ):
         self.head, self.hidden_NH, self.need_weight = head, hidden_NH, need_weight
-        self.hidden_grad_NH = torch.zeros_like(hidden_NH) if need_hidden else None
+        self.hidden_grad_NH = torch.zeros_like(hidden_NH, dtype=hidden_dtype) if need_hidden else None
         self.weight_total_VH: torch.Tensor | None = None
 
     def add(self, grad_CV: torch.Tensor, rows: slice | torch.Tensor) -> None:
@@ -150,7 +163,14 @@ class _LinearLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Any, weight_VH: Any, labels_N: Any, scale: Any, chunk_rows: int, keep_last: bool
+        ctx: Any,
+        hidden_NH: Any,
+        weight_VH: Any,
+        labels_N: Any,
+        scale: Any,
+        chunk_rows: int,
+        keep_last: bool,
+        shard: Any,
     ) -> Any:
         logits_CV = None
         with torch.autocast(hidden_NH.device.type, enabled=False):
@@ -162,9 +182,11 @@ class _LinearLogProbs(torch.autograd.Function):
                 logits_CV = head.logits(hidden_NH[at])
                 statistics = passes(logits_CV).row_statistics(logits_CV, labels_N[at], part(scale, at))
                 logp_N[at], lse_N[at], entropy_N[at] = statistics
+        if shard is not None:
+            logp_N, lse_N, entropy_N = shard.combine(logp_N, lse_N, entropy_N)
         is_tensor = isinstance(scale, torch.Tensor)
         ctx.save_for_backward(hidden_NH, weight_VH, labels_N, lse_N, entropy_N, scale if is_tensor else None)
-        ctx.scale, ctx.chunk_rows = None if is_tensor else scale, chunk_rows
+        ctx.scale, ctx.chunk_rows, ctx.shard = None if is_tensor else scale, chunk_rows, shard
         # Not a saved tensor: backward writes over it, and hooks that move saved tensors to the host shall not see it.
         ctx.last_logits_CV = logits_CV if keep_last else None
         ctx.set_materialize_grads(False)
@@ -176,11 +198,13 @@ class _LinearLogProbs(torch.autograd.Function):
         hidden_NH, weight_VH, labels_N, lse_N, entropy_N, scale = ctx.saved_tensors
         logits_CV, ctx.last_logits_CV = ctx.last_logits_CV, None  # a second backward makes them again
         if all(grad_N is None for grad_N in grads):
-            return None, None, None, None, None, None
+            return (None,) * 7
         per_token = [labels_N, ctx.scale if scale is None else scale, lse_N, entropy_N, *grads]
         with torch.autocast(hidden_NH.device.type, enabled=False):
             head = HeadProducts(weight_VH)
-            gradients = HeadGradients(head, hidden_NH, *ctx.needs_input_grad[:2])
+            hidden_dtype = None if ctx.shard is None else ctx.shard.partial_dtype(hidden_NH.dtype)
+            need_hidden, need_weight = ctx.needs_input_grad[:2]
+            gradients = HeadGradients(head, hidden_NH, need_hidden, need_weight, hidden_dtype)
             num_left = len(hidden_NH)
             if logits_CV is not None:
                 num_left -= len(logits_CV)
@@ -201,7 +225,10 @@ class _LinearLogProbs(torch.autograd.Function):
                 grad_CV = _row_gradient(head.logits(hidden_NH[rows]), per_token, rows, head)
                 gradients.add(grad_CV, rows)
                 del grad_CV
-        return gradients.hidden_grad_NH, gradients.weight(weight_VH), None, None, None, None
+        hidden_grad_NH = gradients.hidden_grad_NH
+        if ctx.shard is not None and hidden_grad_NH is not None:
+            hidden_grad_NH = ctx.shard.add_up(hidden_grad_NH, hidden_NH.dtype)
+        return hidden_grad_NH, gradients.weight(weight_VH), None, None, None, None, None
 
 
 def chunks(num_rows: int, chunk_rows: int) -> list[slice]:

@@ -84,8 +84,9 @@ def check_arguments(
     labels: torch.Tensor,
     temperature: float | torch.Tensor,
     chunk_rows: int | None,
+    in_vocabulary: bool = True,
 ) -> None:
-    """Raise ValueError for what `linear_logprobs` cannot take."""
+    """Raise ValueError for what `linear_logprobs` cannot take; labels need be no rows of a weight that is a part."""
     for name, tensor in {"hidden": hidden, "weight": weight}.items():
         if tensor.dtype not in FLOATING:
             raise ValueError(f"{name} is {tensor.dtype}; bfloat16, float16, float32 or float64 is allowed.")
@@ -111,7 +112,9 @@ def check_arguments(
         raise ValueError(f"temperature has entries down to {float(temperature.min())}; numbers > 0 are allowed.")
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"chunk_rows is {chunk_rows}; a number >= 1 or None is allowed.")
-    if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < len(weight):
+    if not in_vocabulary or labels.device.type != "cpu" or not labels.numel():
+        return
+    if not 0 <= int(labels.min()) <= int(labels.max()) < len(weight):
         raise ValueError(
             f"labels lie in [{int(labels.min())}, {int(labels.max())}]; token ids in [0, {len(weight)}) are allowed. "
             "Give masked positions any valid id: without an upstream gradient they contribute nothing."

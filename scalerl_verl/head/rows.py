@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The passes over a chunk of logits, in plain PyTorch: the statistics of each row, and its gradient.
 
-Shape legend: N rows of the chunk, V vocabulary. `scale` is 1 / temperature, a number or [N].
+A label outside [0, V) belongs to another shard of the vocabulary, or to none: its log-probability is NaN, and it has no
+part in the gradient.
+
+Shape legend: N rows of the chunk, V columns. `scale` is 1 / temperature, a number or [N].
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ def row_statistics(
     """Return (logp, log-sum-exp, entropy) of each row of scaled logits, [N] each, in the dtype of the logits."""
     logits_NV = logits_NV * column(scale)
     lse_N = torch.logsumexp(logits_NV, dim=-1)
-    logp_N = logits_NV.gather(1, labels_N[:, None])[:, 0] - lse_N
+    inside_N, at_N = _columns(labels_N, logits_NV.shape[1])
+    logp_N = torch.where(inside_N, logits_NV.gather(1, at_N[:, None])[:, 0] - lse_N, torch.nan)
     # Centred by lse, the sum has terms p log p >= -1/e each; sum(p x) and lse apart would cancel digits.
     log_probs_NV = logits_NV - lse_N[:, None]
     probs_NV = log_probs_NV.exp()
@@ -45,12 +49,18 @@ def row_gradient(
     probs_NV = log_probs_NV.exp()
     grad_NV = torch.zeros_like(probs_NV)
     if grad_logp_N is not None:
+        inside_N, at_N = _columns(labels_N, grad_NV.shape[1])
         grad_NV -= grad_logp_N[:, None] * probs_NV
-        grad_NV.scatter_add_(1, labels_N[:, None], grad_logp_N[:, None].to(grad_NV.dtype))
+        grad_NV.scatter_add_(1, at_N[:, None], torch.where(inside_N, grad_logp_N, 0.0)[:, None].to(grad_NV.dtype))
     if grad_entropy_N is not None:
         surprise_NV = torch.where(probs_NV > 0, log_probs_NV, 0) + entropy_N[:, None]
         grad_NV -= grad_entropy_N[:, None] * probs_NV * surprise_NV
     return (grad_NV * column(scale)).to(out_dtype)
+
+
+def _columns(labels_N: torch.Tensor, num_columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which labels are columns here, and for each a column that exists, [N] each."""
+    return (labels_N >= 0) & (labels_N < num_columns), labels_N.clamp(0, num_columns - 1)
 
 
 def column(scale: Scale) -> Scale:

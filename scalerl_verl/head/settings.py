@@ -22,7 +22,8 @@ _SAME_DTYPE = ("float32", "float", "fp32")
 """What somebody may write for it; vLLM takes some of these, here one spelling is enough."""
 
 LEAVE_OUT = f"leave the FP32 head out ({names.FUSED_KERNELS}=False {BACKEND}=torch ~{names.HF_OVERRIDES})"
-_FSDP = ("fsdp", "fsdp2")
+_STRATEGIES = ("fsdp", "fsdp2", names.MEGATRON)
+_ROLES = ("actor", "ref")
 _COMMON_FACTOR = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", names.PROMPT_MEAN)
 """Aggregation modes that multiply every token's loss by one number (prompt weights stand in the advantages)."""
 _IN_OVERRIDES = f"verl passes its quantisation in vLLM's hf_overrides, which {HEAD_DTYPE} replaces"
@@ -38,8 +39,18 @@ _OTHER_GRADIENTS = {
     f"{names.CORRECTION}.rollout_is": None,
     "distillation.enabled": False,
 }
+_MEGATRON_KEYS = {
+    "use_megatron_fsdp": "it shards the output layer's weight a second time, with which the head is not made",
+    "override_transformer_config.defer_embedding_wgrad_compute": "the head makes the gradient of the output layer's "
+    "weight itself, and Megatron would wait for it to be deferred",
+}
+"""Keys of a Megatron section -> why the head cannot go with them."""
+_NEEDS_LOGITS = {
+    f"{ACTOR}.calculate_sum_pi_squared": (True,),
+    "distillation.distillation_loss.loss_mode": ("forward_kl_topk",),
+}
+"""Key -> values with which verl's Megatron engine works on logits."""
 _WHY_NOT = {
-    "megatron": "its output layer is sharded over the vocabulary and makes its own log-probs",
     "veomni": "it has fused kernels of its own and never reads impl_backend",
     "torchtitan": "it builds its own model and never reads impl_backend",
     "automodel": "it builds its own model and never reads impl_backend",
@@ -95,14 +106,13 @@ def _engines(config: DictConfig) -> Iterator[str]:
     for key in OmegaConf.select(config, f"{MODEL}.fused_kernel_options"):
         if key != "impl_backend":
             yield f"{MODEL}.fused_kernel_options.{key} does not exist: the key is impl_backend"
-    keys = [f"actor_rollout_ref.{role}.strategy" for role in ("actor", "ref")]
-    given = {key: select(config, key, "fsdp") for key in keys}
-    for strategy in sorted(set(given.values()) - set(_FSDP)):
+    given = _strategies(config)
+    for strategy in sorted(set(given.values()) - set(_STRATEGIES)):
         why = _WHY_NOT.get(strategy, "it is not known to read impl_backend")
-        where = " and ".join(f"{key}={strategy}" for key in keys if given[key] == strategy)
+        where = " and ".join(f"actor_rollout_ref.{role}.strategy={strategy}" for role in _roles(config, strategy))
         yield (
             f"{BACKEND}={trainer_backend(config)} with {where}: the FP32 head would have no effect, because "
-            f"{why}; set strategy=fsdp2 (or fsdp), or {LEAVE_OUT}"
+            f"{why}; set strategy=fsdp2 (or fsdp, or megatron), or {LEAVE_OUT}"
         )
     rollout = select(config, f"{ROLLOUT}.name", "vllm")
     if rollout != "vllm":
@@ -123,6 +133,46 @@ def _engines(config: DictConfig) -> Iterator[str]:
             f"{HEAD_DTYPE}={GENERATOR_DTYPE} does not work with. It also gives all responses to a prompt one seed; "
             f"set {path}=False, or {LEAVE_OUT}"
         )
+
+
+def _strategies(config: DictConfig) -> dict[str, str]:
+    """Role -> verl's name of its engine."""
+    return {role: str(select(config, f"actor_rollout_ref.{role}.strategy", "fsdp")) for role in _ROLES}
+
+
+def _roles(config: DictConfig, strategy: str) -> list[str]:
+    return [role for role, given in _strategies(config).items() if given == strategy]
+
+
+def _on_megatron(config: DictConfig) -> bool:
+    return bool(_roles(config, names.MEGATRON))
+
+
+def _megatron(config: DictConfig) -> Iterator[str]:
+    roles, backend = _roles(config, names.MEGATRON), trainer_backend(config)
+    if backend == SHARED_PASS:
+        yield (
+            f"{BACKEND}={SHARED_PASS} with actor_rollout_ref.{roles[0]}.strategy={names.MEGATRON}: ranks that "
+            f"share a vocabulary know a log-prob too late to share the pass; set {BACKEND}={FP32}"
+        )
+    for role in roles:
+        for key, why in _MEGATRON_KEYS.items():
+            path = f"actor_rollout_ref.{role}.megatron.{key}"
+            if select(config, path, False):
+                yield f"{path}=True: {why}; set it to False, or {LEAVE_OUT}"
+    path = f"{MODEL}.mtp.enable"
+    if select(config, path, False):
+        yield (
+            f"{path}=True: multi-token prediction calls Megatron's output layer for logits, which {BACKEND}={backend} "
+            f"does not make there; set it to False, or {LEAVE_OUT}"
+        )
+    for path, values in _NEEDS_LOGITS.items() if select(config, names.FUSED_KERNELS, False) else ():
+        is_off = path.startswith("distillation.") and not select(config, "distillation.enabled", False)
+        if (value := select(config, path)) in values and not is_off:
+            yield (
+                f"{path}={value} needs logits, which {BACKEND}={backend} does not make with "
+                f"{names.FUSED_KERNELS}=True: set {names.FUSED_KERNELS}=False"
+            )
 
 
 def _lora(config: DictConfig) -> Iterator[str]:
@@ -175,6 +225,11 @@ def _shared_pass(config: DictConfig) -> Iterator[str]:
 
 RULES = (
     _critic,
-    then(_spelling, _both_sides, under(trainer_backend, _engines, _lora), under(_shares_pass, _shared_pass)),
+    then(
+        _spelling,
+        _both_sides,
+        under(trainer_backend, _engines, _lora, under(_on_megatron, _megatron)),
+        under(_shares_pass, _shared_pass),
+    ),
 )
 """Every reason why the FP32 head of a config would be one-sided, without effect or wrong."""

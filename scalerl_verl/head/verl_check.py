@@ -64,6 +64,11 @@ def check_engine(engine: Any) -> None:
         "forward_only": bool(engine.engine_config.forward_only),
     }
     status.add_fact("fp32_head", entry | measured)
+    require_fp32(backend, measured)
+
+
+def require_fp32(backend: str, measured: dict[str, Any]) -> None:
+    """Raise HeadError unless what was measured is within what FP32 is off by."""
     if not measured["max_error"] <= measured["tolerance"]:
         raise HeadError(
             f"impl_backend={backend}: log-probs of the output layer are off by {measured['max_error']:.3g} from "

@@ -29,7 +29,8 @@ RAY = "ray_kwargs.ray_init"
 ACTOR_CLASS = f"{ACTOR}._target_"
 ACTOR_CLASSES = ("FSDPActorConfig", "McoreActorConfig", "VeOmniActorConfig", "TorchTitanActorConfig")
 """verl's own, of which we have one each that takes our aggregation mode."""
-STRATEGIES = ("fsdp", "fsdp2", "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel")
+MEGATRON = "megatron"
+STRATEGIES = ("fsdp", "fsdp2", "fsdp_turbo", MEGATRON, "veomni", "torchtitan", "automodel")
 """verl's engines of the trainer, of which we have one each with our loss."""
 LOSS_SECTION = f"{ACTOR}.policy_loss"
 LOSS_MODE, CISPO = f"{LOSS_SECTION}.loss_mode", "scalerl_cispo"

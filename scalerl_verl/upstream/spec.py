@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -42,6 +43,8 @@ class PatchSpec:
         attributes: names that the target, a class, has to define or to set on ``self``.
         guard: only looks at what passes through, to stop a run that uses our names: over a source that it was not
             written for it lets runs without our names pass, which others are refused.
+        needs: module of another package that the target's module imports; where it is not installed, no process
+            imports the target, whose source is looked at in its file alone.
     """
 
     name: str
@@ -58,6 +61,7 @@ class PatchSpec:
     call: str = ""
     attributes: tuple[str, ...] = ()
     guard: bool = False
+    needs: str = ""
 
     @property
     def changes_upstream(self) -> bool:
@@ -71,18 +75,36 @@ def keep_original(original: Any, module: ModuleType) -> Any:
 
 
 def override(
-    name: str, module: str, target: str, source: str, why: str, removal: str, when: When = "named"
+    name: str, module: str, target: str, source: str, why: str, removal: str, when: When = "named", needs: str = ""
 ) -> PatchSpec:
     """What a subclass of ours overrides, or counts on, in verl; nothing is changed there, so it never comes too late.
 
     Args:
         name: without ``verl.``, which is put before it.
-        module, target, why, removal, when: as in `PatchSpec`.
+        module, target, why, removal, when, needs: as in `PatchSpec`.
         source: SHA-256 of the target's source.
     """
     return PatchSpec(
-        f"verl.{name}", module, target, keep_original, "override", why, (source,), removal, when=when, late_ok=True
+        f"verl.{name}",
+        module,
+        target,
+        keep_original,
+        "override",
+        why,
+        (source,),
+        removal,
+        when=when,
+        late_ok=True,
+        needs=needs,
     )
+
+
+def is_importable(spec: PatchSpec) -> bool:
+    """Whether what the target's module needs beside its own package is installed."""
+    try:
+        return not spec.needs or importlib.util.find_spec(spec.needs) is not None
+    except ModuleNotFoundError:  # of the package that holds it
+        return False
 
 
 def installed_version(distribution: str) -> str | None:

@@ -13,13 +13,15 @@ from typing import Any
 
 from scalerl_verl.cpu.verl import HostMemoryEngine
 from scalerl_verl.errors import PatchError
-from scalerl_verl.names import SHARED_PASS, STRATEGIES
+from scalerl_verl.names import MEGATRON, SHARED_PASS, STRATEGIES
 from scalerl_verl.upstream.activation import is_cpu_platform
 from scalerl_verl.upstream.spec import override
 
 _FSDP = ("fsdp", "fsdp2")
 _MODEL_TYPES = {"language_model": "FSDPEngineWithLMHead", "value_model": "FSDPEngineWithValueHead"}
 _FSDP_MODULE = "verl.workers.engine.fsdp.transformer_impl"
+_MEGATRON_MODULE = "verl.workers.engine.megatron.transformer_impl"
+_MEGATRON_CORE = "megatron.core"
 _Engine: Any = object
 """What the mixins stand on is known only when verl is there."""
 
@@ -78,6 +80,44 @@ class HeadEngine(LossEngine):
             return super().forward_step(micro_batch, loss_function, forward_only)
 
 
+class MegatronHeadEngine(LossEngine):
+    """verl's Megatron engine with the FP32 head on its output layer, measured once the weights are there."""
+
+    _head: Any = None
+
+    def _maybe_enable_fused_kernels(self) -> None:
+        """What verl does once the model stands: with our head, its own fused one stays off."""
+        from scalerl_verl.head.settings import model_backend
+
+        backend = model_backend(self.model_config)
+        if backend is None:
+            super()._maybe_enable_fused_kernels()
+            return
+
+        from megatron.core import parallel_state
+
+        from scalerl_verl.head.verl_megatron import put_megatron_head_on, record_head
+
+        fused, vocab_size = (
+            self.model_config.use_fused_kernels,
+            self.model_config.hf_config.get_text_config().vocab_size,
+        )
+        self._head = put_megatron_head_on(self.module, backend, fused, vocab_size)
+        # verl's workers read it again with every batch.
+        self.engine_config.use_fused_kernels = False
+        stages = parallel_state.get_pipeline_model_parallel_group()
+        record_head(self._head, backend, fused, bool(self.engine_config.forward_only), stages)
+
+    def _lm_head_logits_processor(self, logits: Any, label: Any, temperature: Any, **options: Any) -> Any:
+        """Log-probs (and entropies) of a micro-batch: of hidden states if the head is fused, else of FP32 logits."""
+        if self._head is None:
+            return super()._lm_head_logits_processor(logits, label, temperature, **options)
+        if not self._head.fused:
+            self._head.check_logits(logits)
+            return super()._lm_head_logits_processor(logits, label, temperature, **options)
+        return self._head.process(label, temperature, **options)
+
+
 def register(engines: ModuleType) -> None:
     """Put our engines into verl's registry, for the device and vendor of this process.
 
@@ -121,11 +161,14 @@ def _verl_engine(engines: ModuleType, model_type: str, backend: str) -> Any:
 
 
 def _make_engine(engine: Any, backend: str) -> Any:
-    mixins: tuple[Any, ...] = (HeadEngine,) if backend in _FSDP else (LossEngine,)
+    mixins: tuple[Any, ...] = (_HEADS.get(backend, LossEngine),)
     if is_cpu_platform():
         mixins = (*mixins, HostMemoryEngine)
     return type(f"ScaleRL{engine.__name__}", (*mixins, engine), {})
 
+
+_HEADS: dict[str, Any] = {**dict.fromkeys(_FSDP, HeadEngine), MEGATRON: MegatronHeadEngine}
+"""Strategy -> engine with our loss that has an FP32 head, too."""
 
 _NO_HEAD = "verl has an impl_backend with FP32 logits (see patches/verl)"
 _NO_MODE = "verl has a prompt-level aggregation mode (see patches/verl)"
@@ -204,5 +247,59 @@ SPECS = (
         "The model's forward sees neither recorded log-probs nor advantages, which a head that shares its pass with "
         "backward needs.",
         "verl hands the loss to fused heads",
+    ),
+    override(
+        "engine.megatron.batch",
+        _MEGATRON_MODULE,
+        "MegatronEngine.forward_backward_batch",
+        "45725fc86fbecc18f180ef5f75ae139770e5e1c7171f1af2b9c72e0dfd64ead6",
+        "The loss function that a worker was given comes to its engine here.",
+        "verl takes the loss of an actor from the config",
+        needs=_MEGATRON_CORE,
+    ),
+    override(
+        "engine.megatron.micro_batch",
+        _MEGATRON_MODULE,
+        "MegatronEngineWithLMHead.postprocess_micro_batch_func",
+        "13fbd481b9a7aacc3d603f287f52a61e73bb5d2296a1c827a3a19f1f9025e1e1",
+        "It undoes Megatron's division by micro-batches: a loss of ours is a part of the whole batch's.",
+        "verl takes the loss of an actor from the config",
+        needs=_MEGATRON_CORE,
+    ),
+    override(
+        "engine.megatron.model",
+        _MEGATRON_MODULE,
+        "MegatronEngine._maybe_enable_fused_kernels",
+        "6ae73045725127f82be1c36dc2974228e2f606ed9917bb4f2b68a60abce3abb2",
+        "It puts verl's own fused head on the model, whose logits are bf16 products, as soon as the weights are there.",
+        _NO_HEAD,
+        needs=_MEGATRON_CORE,
+    ),
+    override(
+        "engine.megatron.log_probs",
+        _MEGATRON_MODULE,
+        "MegatronEngineWithLMHead._lm_head_logits_processor",
+        "f93da547df5797b29a4b583c0dd9cc467253e60c859c4f77f87101e5db7d9eb0",
+        "It makes log-probs of logits, which a fused head never has.",
+        _NO_HEAD,
+        needs=_MEGATRON_CORE,
+    ),
+    override(
+        "engine.megatron.step",
+        _MEGATRON_MODULE,
+        "MegatronEngineWithLMHead.forward_step",
+        "03c3b06ceb47d91880ef0ccd2b128222c27ca53f214c4a7b3067df43da6d780f",
+        "It asks for log-probs right after the model's forward, of what its output layer returned.",
+        _NO_HEAD,
+        needs=_MEGATRON_CORE,
+    ),
+    override(
+        "engine.megatron.forward",
+        "verl.models.mcore.model_forward",
+        "gptmodel_forward_model_engine",
+        "6ab15275916c80dd0086975a795b72b3868fce7ec73855075e218e2087557093",
+        "Labels and temperatures come to the processor in the layout in which tokens come to the model.",
+        _NO_HEAD,
+        needs=_MEGATRON_CORE,
     ),
 )

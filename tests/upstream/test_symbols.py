@@ -23,12 +23,16 @@ MAX_CHANGED = 12
 READ_ORIGINALS = """
 import importlib, json
 from scalerl_verl.cpu.vllm_alias import install_vllm_alias
-from scalerl_verl.upstream.spec import resolve, source_text
+from scalerl_verl.upstream.spec import is_importable, resolve, source_text
+from scalerl_verl.upstream.static_source import read_source
 from scalerl_verl.verl.patches import SYMBOLS
 
 install_vllm_alias()
 found = {}
 for spec in SYMBOLS:
+    if not is_importable(spec):
+        found[spec.name] = {"source": read_source(spec.module, spec.target)}
+        continue
     try:
         _, _, value = resolve(importlib.import_module(spec.module), spec.target)
     except Exception as error:

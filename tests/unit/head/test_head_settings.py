@@ -9,7 +9,18 @@ import pytest
 
 from scalerl_verl.config.checks import find_problems
 from scalerl_verl.names.asking import asked_names
-from tests.unit.composed import ACTOR, HEAD, HEAD_DTYPE, MODEL, ROLLOUT, Refusal, changed, check_refusal
+from tests.unit.composed import (
+    ACTOR,
+    HEAD,
+    HEAD_DTYPE,
+    MODEL,
+    ROLLOUT,
+    Refusal,
+    changed,
+    check_refusal,
+    compose_config,
+    with_overrides,
+)
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -65,6 +76,43 @@ REFUSALS: dict[str, Refusal] = {
         "fp32_head",
         {f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": ["q_proj", "lm_head"]},
         [f"{MODEL}.target_modules=['q_proj', 'lm_head']", "all-linear"],
+    ),
+    "shared pass with Megatron": (
+        "recipe",
+        {f"{ACTOR}.strategy": "megatron", HEAD: "fp32_shared_pass"},
+        [f"{ACTOR}.strategy=megatron", f"set {HEAD}=fp32"],
+    ),
+    "FP32 head with Megatron-FSDP": (
+        "fp32_head",
+        {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.use_megatron_fsdp": True},
+        [f"{ACTOR}.megatron.use_megatron_fsdp=True", "set it to False"],
+    ),
+    "FP32 head with a deferred gradient in the reference": (
+        "fp32_head",
+        {
+            f"{ACTOR}.strategy": "megatron",
+            "actor_rollout_ref.ref.megatron.override_transformer_config.defer_embedding_wgrad_compute": True,
+        },
+        ["actor_rollout_ref.ref.megatron.override_transformer_config.defer_embedding_wgrad_compute=True", "to False"],
+    ),
+    "FP32 head with multi-token prediction": (
+        "fp32_head",
+        {f"{ACTOR}.strategy": "megatron", f"{MODEL}.mtp.enable": True},
+        [f"{MODEL}.mtp.enable=True", "set it to False"],
+    ),
+    "fused FP32 head with what needs Megatron's logits": (
+        "fp32_head",
+        {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.calculate_sum_pi_squared": True},
+        [f"{ACTOR}.calculate_sum_pi_squared=True", f"set {MODEL}.use_fused_kernels=False"],
+    ),
+    "fused FP32 head with distillation from logits": (
+        "fp32_head",
+        {
+            f"{ACTOR}.strategy": "megatron",
+            "distillation.enabled": True,
+            "distillation.distillation_loss.loss_mode": "forward_kl_topk",
+        },
+        ["distillation.distillation_loss.loss_mode=forward_kl_topk", f"set {MODEL}.use_fused_kernels=False"],
     ),
     "shared pass without fusion": (
         "recipe",
@@ -129,7 +177,7 @@ def test_contradiction_is_refused_with_its_key(fault: str) -> None:
     check_refusal(*REFUSALS[fault])
 
 
-@pytest.mark.parametrize("strategy", ["megatron", "veomni", "torchtitan", "automodel"])
+@pytest.mark.parametrize("strategy", ["veomni", "torchtitan", "automodel"])
 def test_engine_that_never_reads_the_backend_is_refused(strategy: str) -> None:
     (problem,) = find_problems(changed("fp32_head", {f"{ACTOR}.strategy": strategy}))
     # The reference takes the actor's strategy.
@@ -152,6 +200,19 @@ def test_engine_that_never_reads_the_backend_is_refused(strategy: str) -> None:
 )
 def test_fp32_head_that_works_is_let_through(changes: dict[str, Any]) -> None:
     assert find_problems(changed("recipe", changes)) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [f"{MODEL}.use_fused_kernels=False", f"{ACTOR}.calculate_sum_pi_squared=True"],
+        [f"{ACTOR}.megatron.tensor_model_parallel_size=2", f"{ACTOR}.megatron.pipeline_model_parallel_size=2"],
+        ["distillation.distillation_loss.loss_mode=forward_kl_topk"],
+    ],
+)
+def test_fp32_head_of_megatron_is_let_through(changes: list[str]) -> None:
+    assert find_problems(with_overrides(compose_config("model_engine=megatron", "+scalerl=fp32_head"), changes)) == []
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "model", "half"])

@@ -145,6 +145,13 @@ def with_kl_in_reward(
         return fold_row_weights(data).batch["advantages"]
 
 
+def inputs_of(batch: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What a reference needs to know of the batch in order."""
+    tokens, logp = (nn.utils.rnn.pad_sequence(batch[key], True).numpy() for key in ("tokens", "logp"))
+    known = {"uids": UIDS, "rewards": REWARDS, "lengths": LENGTHS, "prompt": PROMPT_TOKENS}
+    return {**{name: np.array(value) for name, value in known.items()}, "tokens": tokens, "logp": logp}
+
+
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
@@ -234,17 +241,7 @@ def main() -> None:
                         found[name] = gradient(engine, make_data(batch, rows, split, loss.advantages), loss)
     if rank == 0:
         np.savez(folder / f"gradients-{world}.npz", **found)
-        batch = make_batch(engine.model_config.hf_config.vocab_size, len(UIDS))
-        tokens, logp = (nn.utils.rnn.pad_sequence(batch[key], True).numpy() for key in ("tokens", "logp"))
-        np.savez(
-            folder / "inputs.npz",
-            uids=UIDS,
-            rewards=REWARDS,
-            lengths=LENGTHS,
-            prompt=PROMPT_TOKENS,
-            tokens=tokens,
-            logp=logp,
-        )
+        np.savez(folder / "inputs.npz", **inputs_of(make_batch(engine.model_config.hf_config.vocab_size, len(UIDS))))
     write_updates(folder, rank, world)
     dist.destroy_process_group()
 

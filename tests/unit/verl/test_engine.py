@@ -23,7 +23,7 @@ from scalerl_verl.errors import PatchError
 from scalerl_verl.head.model import head_state
 from scalerl_verl.upstream.activation import PLATFORM_ENV
 from scalerl_verl.verl import actor_loss, engine
-from scalerl_verl.verl.engine import HeadEngine, LossEngine
+from scalerl_verl.verl.engine import HeadEngine, LossEngine, MegatronHeadEngine
 
 
 class OfMegatron(FSDPEngineWithLMHead):
@@ -76,11 +76,20 @@ def test_fsdp_engine_of_a_run_of_ours_has_our_head_and_loss(
     assert not issubclass(found, HostMemoryEngine), "weights of a reference are moved to pinned memory"
 
 
-def test_other_engine_has_our_loss_alone(on_gpu: None) -> None:
+def test_megatron_s_engine_has_our_loss_and_a_head_of_its_own(on_gpu: None) -> None:
     registry = registry_of("cuda")
     register(registry)
     found = registry.get_engine_cls("language_model", "megatron")
-    assert issubclass(found, OfMegatron) and issubclass(found, LossEngine) and not issubclass(found, HeadEngine)
+    assert issubclass(found, OfMegatron) and issubclass(found, MegatronHeadEngine) and not issubclass(found, HeadEngine)
+
+
+def test_other_engine_has_our_loss_alone(on_gpu: None) -> None:
+    registry = registry_of("cuda")
+    registry.register("language_model", "torchtitan", "cuda")(OfMegatron)
+    register(registry)
+    found = registry.get_engine_cls("language_model", "torchtitan")
+    assert issubclass(found, OfMegatron) and issubclass(found, LossEngine)
+    assert not issubclass(found, (HeadEngine, MegatronHeadEngine))
     with pytest.raises(AssertionError, match="Unknown backend"):
         registry.get_engine_cls("language_model", "veomni")
 

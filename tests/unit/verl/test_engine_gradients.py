@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from pathlib import Path
 
@@ -65,22 +65,28 @@ def weights_of(ratios: list[float], loss: str) -> list[float]:
     return [0.0 if loss == "range" and not 0.5 <= rho <= 2.0 else min(rho, EPS_MAX) for rho in ratios]
 
 
-def reference_gradient(folder: Path, loss: str) -> tuple[np.ndarray, list[float]]:
-    """-dJ/dtheta in float64, and the ratios of all tokens."""
-    inputs = np.load(folder / "inputs.npz")
+def objective(
+    inputs: Mapping[str, np.ndarray], loss: str, log_probs: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, list[float]]:
+    """-J in float64, and the ratios of all tokens.
+
+    Args:
+        inputs: as `engine_gradients` writes them.
+        loss: one of `LOSSES`.
+        log_probs: tokens of a row -> float64 log-probs of all tokens at each position, [T, V].
+    """
     uids, rewards, lengths = inputs["uids"].tolist(), inputs["rewards"].tolist(), inputs["lengths"].tolist()
     rows_of = {uid: [i for i, other in enumerate(uids) if other == uid] for uid in dict.fromkeys(uids)}
     rows_of = {uid: rows for uid, rows in rows_of.items() if len({rewards[i] for i in rows}) > 1}
     in_reward = kl_in_reward(inputs) if loss == "KL in the reward" else {}
     centred = {i: rewards[i] - np.mean([rewards[k] for k in rows]) for rows in rows_of.values() for i in rows}
     std = float(np.std(list(centred.values())))
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager").double()
     prompt, ratios, total = int(inputs["prompt"]), [], torch.zeros((), dtype=torch.float64)
     for rows in rows_of.values():
         num_tokens = sum(lengths[i] for i in rows)
         for i in rows:
             tokens = torch.from_numpy(inputs["tokens"][i, : prompt + lengths[i]])
-            all_logp = model(tokens[None]).logits[0, prompt - 1 : -1].log_softmax(-1)
+            all_logp = log_probs(tokens)[prompt - 1 : -1]
             logp = all_logp.gather(1, tokens[prompt:, None])[:, 0]
             rollout = torch.from_numpy(inputs["logp"][i, : lengths[i]]).double()
             mine = (logp.detach() - rollout).exp().tolist()
@@ -96,6 +102,14 @@ def reference_gradient(folder: Path, loss: str) -> tuple[np.ndarray, list[float]
                 total = total + KL_COEF * kl.sum() / num_tokens / len(rows_of)
             if loss in ("terms", "entropy"):
                 total = total + ENTROPY_COEF * (all_logp.exp() * all_logp).sum() / num_tokens / len(rows_of)
+    return total, ratios
+
+
+def reference_gradient(folder: Path, loss: str) -> tuple[np.ndarray, list[float]]:
+    """-dJ/dtheta in float64, and the ratios of all tokens."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager").double()
+    inputs = dict(np.load(folder / "inputs.npz"))
+    total, ratios = objective(inputs, loss, lambda tokens: model(tokens[None]).logits[0].log_softmax(-1))
     total.backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).numpy(), ratios
 
