@@ -32,7 +32,7 @@ class WeightSyncError(ScaleRLError, RuntimeError):
 
 
 class TruncationError(ScaleRLError, RuntimeError):
-    """Too many responses were cut, and the run asked to be stopped then."""
+    """Too many responses were truncated, and the run has on_alarm=stop."""
 
 
 class GeneratorsLostError(ScaleRLError, RuntimeError):
@@ -44,7 +44,7 @@ class StalenessError(ScaleRLError, RuntimeError):
 
 
 class RequestFailedError(ScaleRLError, RuntimeError):
-    """A generator gave no result for a request, however often it was asked."""
+    """A request gave no result in all of its attempts."""
 
 
 class RewardError(ScaleRLError, ValueError):
@@ -52,11 +52,11 @@ class RewardError(ScaleRLError, ValueError):
 
 
 class GenerationFailedError(ScaleRLError, RuntimeError):
-    """Group after group came to nothing: the fault is not in single prompts."""
+    """Many prompt groups in a row failed and none finished: the fault is not in single prompts."""
 
 
 class NoSignalError(ScaleRLError, RuntimeError):
-    """Group after group was rejected because all its responses earn the same."""
+    """Dynamic sampling rejected group after group: all responses of each have the same reward."""
 
 
 class HeadError(ScaleRLError, RuntimeError):

@@ -26,11 +26,11 @@ class AlgorithmSettings:
         zero_variance: ``drop`` takes prompts whose rewards are all equal out of the loss and out of every
             denominator; ``keep`` leaves them in the denominators.
         reward_shaping: name of a registered reward shaping -> its options; applied in this order before the estimator.
-        interruption: see `InterruptionSettings`; read by the agent loop ``forced_interruption``.
-        truncation_alarm: see `AlarmSettings`; works with every agent loop.
-        pass_key: what decides whether a response passed, see `PassRule`: a key of what the reward function returns, or
-            ``reward``. None: ``acc``, in a row without it ``score``, without both the reward.
-        pass_threshold: a value above it passes. None: 0.5.
+        interruption: section of the budgets and markers below; read by the agent loop ``forced_interruption``.
+        truncation_alarm: section of the three keys below; works with every agent loop.
+        pass_key: what decides whether a response passed: a key of what the reward function returns, or ``reward``.
+            null: ``acc``, in a row without it ``score``, without both the reward.
+        pass_threshold: a response whose value is above this number passes. null: 0.5.
         fast_frontend: one answer a request from vLLM's front end, when it is complete, and text only for stop strings;
             what a response is stays the same.
     """

@@ -21,13 +21,13 @@ class ResamplingRules:
     Args:
         threshold: a pass rate from here on is mastered, in (0, 1]; the paper uses 0.9.
         history: the pass rate is that of the ``latest`` visit, or ``cumulative`` over all visits.
-        first_epoch: first epoch that filters, counted from 1; 2 at the least, because the first has no history.
-        min_prompts: filtering never leaves fewer distinct prompts than this (or than the data has).
-        min_responses: fewer responses do not make a prompt mastered, however many of them passed. A prompt that passes
-            7 of 10 times passes a single response with probability .7, but 8 of 8 with .06. For a prompt that has fewer
-            responses a visit than this, all of them are enough (unless ``cumulative`` adds them up).
+        first_epoch: first epoch that filters, counted from 1. It is 2 or more, because the first epoch has no history.
+        min_prompts: filtering leaves at least this number of distinct prompts (or all, if the data has fewer).
+        min_responses: responses that a prompt needs to count as mastered, however many of them passed. A prompt that
+            passes 7 of 10 times passes a single response with probability .7, but 8 of 8 with .06. For a prompt that
+            has fewer responses a visit than this, all of them are enough (unless ``cumulative`` adds them up).
         readmit_after_epochs: a dropped prompt returns after sitting out so many epochs, with its history forgotten, so
-            that only its next visit decides. None: never.
+            that only its next visit decides. null: never.
 
     Raises:
         ValueError: naming every argument that is not allowed.

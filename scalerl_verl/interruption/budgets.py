@@ -22,19 +22,19 @@ class InterruptionSettings:
     """``algorithm.scalerl.interruption``: read by the agent loop ``forced_interruption``.
 
     Args:
-        thinking_budget: ``[low, high]``, tokens; each response draws its own uniformly, both ends included. None: the
-            paper's share of the response length, 10,000 to 12,000 of 14,336, as far as phrase and answer leave room.
-        answer_budget: tokens that an interrupted response may answer with; kept free whatever was drawn. None: the
-            paper's share, 2,048 of 14,336.
-        val_thinking_budget: the same for validation; None: as in training.
-        val_answer_budget: the same for validation; None: as in training.
-        phrase: appended where the budget ends; has to contain ``end_marker``.
-        start_marker: what opens the thinking, in the prompt or in the response. None: a response thinks from its first
-            token on.
-        end_marker: what closes it.
+        thinking_budget: ``[low, high]``, tokens; each response draws its own uniformly, both ends included. null: the
+            paper's share of the response length, 10,000 to 12,000 of 14,336, or less if phrase and answer need room.
+        answer_budget: tokens that an interrupted response may answer with. They are kept free, whatever thinking budget
+            was drawn. null: the paper's share, 2,048 of 14,336.
+        val_thinking_budget: ``thinking_budget`` in validation; null: as in training.
+        val_answer_budget: ``answer_budget`` in validation; null: as in training.
+        phrase: text that is appended where the thinking budget ends; has to contain ``end_marker``.
+        start_marker: text that opens the thinking, in the prompt or in the response. null: a response thinks from its
+            first token on.
+        end_marker: text that closes the thinking.
         plain_text_markers: the markers are ordinary text to the tokenizer (start-up refuses that otherwise: most models
             whose vocabulary and chat template have no such marker were never trained to think).
-        seed: of the draws.
+        seed: seed of the drawn budgets.
     """
 
     thinking_budget: Sequence[int] | None = _DEFAULT["thinking_budget"]

@@ -84,8 +84,9 @@ class AlarmSettings:
     """``algorithm.scalerl.truncation_alarm``.
 
     Args:
-        fraction: of truncated responses; the paper saw instability above 10 to 15 %, healthy runs stayed under 5 %.
-        window_batches: batches that the fraction is taken over.
+        fraction: fraction of truncated responses above which the alarm is raised. The paper saw instability above 10 to
+            15 %; healthy runs stayed under 5 %.
+        window_batches: number of batches that the fraction is taken over.
         on_alarm: ``warn``: a line in the log; ``stop``: end the run.
     """
 

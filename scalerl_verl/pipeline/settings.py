@@ -27,13 +27,13 @@ class PipelineSettings:
             the model beside vLLM), ``host``, or ``none``: it pauses for the whole transfer.
         request_timeout_s: seconds after which a request without a result is aborted and sent again; has to exceed the
             time of the longest response. Waiting for a slot of a generator that goes on does not count.
-        transfer_timeout_s: seconds after which a transfer of weights that has not ended counts as hung, by a peer that
-            died in it or a network that is gone: generators that do not answer are left out, and without any the run
-            ends. The same limit holds for ending the process group of a transfer that failed.
-        max_attempts: how often a request, and then its group, is tried before it is given up.
-        max_strikes: how often in a row a generator whose process may live cannot be reached, or does not answer, before
-            it is left out; it is left alone for 10, 20, 40, ... seconds in between. One that died is left out at once.
-        parameter_sync_step: 1; verl reads this key of the section of every trainer.
+        transfer_timeout_s: seconds after which a transfer of weights counts as hung: a process died in it, or the
+            network is gone. Generators that do not answer are then left out; if none answers, the run ends. The same
+            limit holds for ending the process group of a transfer that failed.
+        max_attempts: attempts at a request, and then at its group, before it is given up.
+        max_strikes: failures in a row to reach a generator before it is left out. Between them the generator is left
+            alone for 10, 20, 40, ... seconds. A generator whose process died is left out at once.
+        parameter_sync_step: must be 1. verl reads this key in the section of every trainer.
     """
 
     max_staleness: int = _PIPELINE["max_staleness"]
@@ -66,7 +66,7 @@ class OffPolicySettings:
 
     Args:
         num_updates: k; optimizer steps on each generated batch, each on a k-th part of its prompts.
-        parameter_sync_step: 1; verl reads this key of the section of every trainer.
+        parameter_sync_step: must be 1. verl reads this key in the section of every trainer.
     """
 
     num_updates: int = _OFF_POLICY["num_updates"]
