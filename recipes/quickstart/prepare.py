@@ -179,7 +179,7 @@ def warm_start(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Qwen3F
         for optimizer in optimizers:
             optimizer.step()
         if step % 100 == 0 or step == settings.sft_steps:
-            kind = "perfect" if step <= num_perfect else "flawed"
+            kind = "correct solutions" if step <= num_perfect else "solutions with mistakes"
             seconds = time.perf_counter() - started
             print(f"  step {step}/{settings.sft_steps} ({kind}), loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
     return model.eval()
