@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from scalerl_verl.names import PPO_OFF_POLICY, RAY, ROLLOUT, select
 from scalerl_verl.names.asking import trainer_mode
+from scalerl_verl.names.kinds import is_number
 from scalerl_verl.names.numbers import number
 
 
@@ -38,9 +39,19 @@ def has_own_ray(config: DictConfig) -> bool:
     return cluster_address(config) == "local"
 
 
+_POOLS = {"reward.reward_model.enable_resource_pool": "reward.reward_model", "distillation.enabled": "distillation"}
+"""Key that gives a model devices of its own -> section with their number."""
+
+
+def _devices_below(config: DictConfig, section: str) -> int:
+    counts = [select(config, f"{section}.{key}", 0) for key in ("nnodes", "n_gpus_per_node")]
+    return int(counts[0] * counts[1]) if all(map(is_number, counts)) else 0
+
+
 def num_devices(config: DictConfig) -> int:
-    """Devices of trainer and generators together; they share them in synchronous modes."""
+    """Devices of trainer and generators, which share them in synchronous modes, and of models that have their own."""
     trainer = number(config, "trainer.nnodes") * number(config, "trainer.n_gpus_per_node")
+    trainer += sum(_devices_below(config, section) for flag, section in _POOLS.items() if select(config, flag, False))
     if trainer_mode(config) in ("sync", PPO_OFF_POLICY):
         return trainer
     return trainer + int(select(config, f"{ROLLOUT}.nnodes", 0)) * int(select(config, f"{ROLLOUT}.n_gpus_per_node", 0))

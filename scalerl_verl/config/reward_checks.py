@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who grades: reward managers that verl's V1 trainer does not have, and overlong shaping that nothing would apply."""
+"""Who grades: managers that verl's V1 trainer lacks, shaping that nothing applies, reward models without room."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from scalerl_verl.names import select
+from scalerl_verl.names import FILTER_GROUPS, PIPELINE_RL, select
+from scalerl_verl.names.asking import trainer_mode
 from scalerl_verl.names.kinds import is_number
 from scalerl_verl.names.rules import or_null
 
+MODEL = "reward.reward_model"
+POOL = f"{MODEL}.enable_resource_pool"
+_PARALLEL = ("tensor_model", "data", "pipeline_model")
 MANAGER = "reward.reward_manager.name"
 TAKES_PLACE = {"prime": "naive", "batch": "naive"}
 """Manager of verl's old reward loop that its V1 trainer does not know -> the one that calls the same function."""
@@ -53,4 +58,33 @@ def _overlong(config: DictConfig) -> Iterator[str]:
         )
 
 
-RULES = (_manager, _overlong)
+def _reward_model(config: DictConfig) -> Iterator[str]:
+    """What verl finds out once Ray runs, or when the model is to be started."""
+    if not select(config, f"{MODEL}.enable", False):
+        return
+    for key in ("model_path", "rollout.name"):
+        if select(config, f"{MODEL}.{key}") is None:
+            yield f"{MODEL}.{key} is not set with {MODEL}.enable=True: verl needs it to start the reward model"
+    if not select(config, POOL, False):
+        if select(config, FILTER_GROUPS, False) and trainer_mode(config) != PIPELINE_RL:
+            yield (
+                f"{FILTER_GROUPS}=True with a reward model that shares the trainer's devices: it grades after groups "
+                f"are chosen; set {POOL}=True, with {MODEL}.nnodes and .n_gpus_per_node"
+            )
+        return
+    nodes, gpus = (select(config, f"{MODEL}.{key}", 0) for key in ("nnodes", "n_gpus_per_node"))
+    if not all(is_number(value) and value >= 1 for value in (nodes, gpus)):
+        yield (
+            f"{MODEL}.nnodes={or_null(nodes)}, {MODEL}.n_gpus_per_node={or_null(gpus)} with {POOL}=True: the reward "
+            "model's own devices; set both to 1 or more"
+        )
+        return
+    sizes = [select(config, f"{MODEL}.rollout.{key}_parallel_size", 1) for key in _PARALLEL]
+    if all(map(is_number, sizes)) and nodes * gpus < math.prod(sizes):
+        yield (
+            f"{MODEL}.nnodes x n_gpus_per_node = {nodes * gpus}, but one replica of the reward model takes "
+            f"{math.prod(sizes)}: lower {MODEL}.rollout.tensor_model_parallel_size, or give it more devices"
+        )
+
+
+RULES = (_manager, _overlong, _reward_model)

@@ -73,7 +73,10 @@ def _devices(config: DictConfig) -> Iterator[str]:
         if number(config, f"{ROLLOUT}.{key}") < 1:
             yield f"{ROLLOUT}.{key}={select(config, f'{ROLLOUT}.{key}')}: generators need devices of their own"
     if select(config, "reward.reward_model.enable", False):
-        text = f": a reward model needs devices of its own in {PIPELINE_RL}"
+        text = (
+            f": a reward model needs devices of its own in {PIPELINE_RL}; set it True, with reward.reward_model.nnodes "
+            "and .n_gpus_per_node"
+        )
         yield from Row("reward.reward_model.enable_resource_pool", (True,), text, default=False)(config)
 
 

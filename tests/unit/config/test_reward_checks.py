@@ -18,7 +18,8 @@ from verl.workers.reward_manager.registry import REWARD_MANAGER_REGISTRY
 
 from scalerl_verl.advantage.passed import PassRule
 from scalerl_verl.config.checks import find_problems
-from scalerl_verl.config.reward_checks import MANAGER, TAKES_PLACE
+from scalerl_verl.config.cluster import num_devices
+from scalerl_verl.config.reward_checks import MANAGER, MODEL, POOL, TAKES_PLACE
 from tests.unit.composed import Refusal, changed, check_refusal
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -55,6 +56,31 @@ REFUSALS: dict[str, Refusal] = {
         ["overlong_buffer_cfg.len=4", "max_resp_len=3"],
     ),
 }
+
+OF_MODEL = {f"{MODEL}.enable": True, f"{MODEL}.model_path": "Skywork/R", f"{MODEL}.rollout.name": "vllm"}
+OWN_POOL = {POOL: True, f"{MODEL}.nnodes": 1, f"{MODEL}.n_gpus_per_node": 2}
+REFUSALS |= {
+    "reward model of no name": ("cispo", {**OF_MODEL, f"{MODEL}.model_path": None}, [f"{MODEL}.model_path is not set"]),
+    "reward model without devices": ("recipe", {**OF_MODEL, POOL: True}, [f"{MODEL}.nnodes=0", "1 or more"]),
+    "reward model wider than its devices": (
+        "recipe",
+        {**OF_MODEL, **OWN_POOL, f"{MODEL}.rollout.tensor_model_parallel_size": 4},
+        [f"{MODEL}.nnodes x n_gpus_per_node = 2", "takes 4"],
+    ),
+    "groups chosen before a reward model grades them": (
+        "cispo",
+        {**OF_MODEL, "algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "acc"},
+        ["algorithm.filter_groups.enable=True with a reward model", f"set {POOL}=True"],
+    ),
+}
+
+
+@pytest.mark.parametrize("preset", ["recipe", "[recipe,pipeline]"])
+def test_reward_model_with_devices_of_its_own_is_accepted_and_counted(preset: str) -> None:
+    """Ray would wait for devices that nobody has, without a word."""
+    without, config = changed(preset, {}), changed(preset, OF_MODEL | OWN_POOL)
+    assert find_problems(config) == []
+    assert num_devices(config) == num_devices(without) + 2
 
 
 @pytest.mark.parametrize("fault", REFUSALS)

@@ -64,7 +64,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "another sampler": ({"trainer.v1.sampler.custom_sampler.path": "x.py"}, "the admission rule is the sampler"),
     "another balancer": ({f"{ROLLOUT}.router_config_path": "router.yaml"}, "its load balancer is its own"),
     "equal request ids": ({f"{ROLLOUT}.full_determinism": True}, "requests need ids of their own"),
-    "colocated reward model": ({"reward.reward_model.enable": True}, "a reward model needs devices of its own"),
+    "colocated reward model": (
+        {
+            "reward.reward_model.enable": True,
+            "reward.reward_model.model_path": "Skywork/R",
+            "reward.reward_model.rollout.name": "vllm",
+        },
+        "a reward model needs devices of its own",
+    ),
 }
 
 
