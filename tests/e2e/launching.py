@@ -37,6 +37,27 @@ PROBE = Path(__file__).resolve().parent / "probe"
 NUM_PROMPTS, GROUP_SIZE = 8, 4
 FIRST_KINDS = ("1 of 4", "2 of 4", "2 of 4", "3 of 4", "pass", "equal", "1 of 4", "2 of 4")
 """Answers of the first batch of ``kinds.parquet``: six groups with a signal, one all right, one all wrong."""
+INTERRUPTED = (
+    "actor_rollout_ref.rollout.agent.default_agent_loop=forced_interruption",
+    # A random model opens no thinking: all it writes counts as such. Where it may end by itself, it learns to.
+    "actor_rollout_ref.rollout.ignore_eos=True",
+    "++algorithm.scalerl.interruption={start_marker: null, phrase: '</think>', thinking_budget: [6, 9], "
+    "answer_budget: 5}",
+)
+"""Responses of up to 16 tokens, all of which are interrupted: 6 to 9 of thinking, the phrase of one, 5 of an answer."""
+KL_AND_ENTROPY = (
+    # as in most of verl's example scripts
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.entropy_coeff=0.001",
+)
+OVERLONG = (
+    # as in most of verl's recipes: the last half of the greatest length costs up to 1
+    "reward.reward_manager.name=dapo",
+    "+reward.reward_kwargs={max_resp_len: 16, overlong_buffer_cfg: {enable: True, len: 8, penalty_factor: 1.0, "
+    "log: False}}",
+)
 PATIENT = {"SCALERL_VERL_SYNC_TIMEOUT_S": "3600"}
 """Longer than a run may take: what ends one whose generator fails is the failure, not our patience with its silence."""
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
-from tests.e2e.launching import NUM_PROMPTS, VerlRun
+from tests.e2e.launching import KL_AND_ENTROPY, NUM_PROMPTS, OVERLONG, VerlRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -28,15 +28,8 @@ def run(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
         f"trainer.v1.ppo_off_policy.num_updates={K}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={NUM_PROMPTS // K}",
         f"trainer.total_training_steps={STEPS}",
-        # as in most of verl's example scripts
-        "actor_rollout_ref.actor.use_kl_loss=True",
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
-        "actor_rollout_ref.actor.kl_loss_coef=0.001",
-        "actor_rollout_ref.actor.entropy_coeff=0.001",
-        # and as in most of verl's recipes: the last half of the greatest length costs up to 1
-        "reward.reward_manager.name=dapo",
-        "+reward.reward_kwargs={max_resp_len: 16, overlong_buffer_cfg: {enable: True, len: 8, penalty_factor: 1.0, "
-        "log: False}}",
+        *KL_AND_ENTROPY,
+        *OVERLONG,
         presets=("+scalerl=[ppo_off_policy,cpu]", "+trainer.v1.sampler.sampler_kwargs.poll_interval_s=0.05"),
     )
 

@@ -8,6 +8,7 @@ calculator.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -24,7 +25,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from scalerl_verl.ledger.verl import STATE_FILE
 from tests.e2e.compute_checks import check_ledger, read_states
 from tests.e2e.conftest import RunVerl
-from tests.e2e.launching import FIRST_KINDS, GROUP_SIZE, NUM_PROMPTS, PROBE, VerlRun, kill, last_step
+from tests.e2e.launching import (
+    FIRST_KINDS,
+    GROUP_SIZE,
+    INTERRUPTED,
+    KL_AND_ENTROPY,
+    NUM_PROMPTS,
+    OVERLONG,
+    PROBE,
+    VerlRun,
+    kill,
+    last_step,
+)
 from tests.e2e.pipeline_data import PiecewiseScorer, Response, read_responses
 from tests.e2e.probe.scalerl_test_calculator import with_tools
 from tests.e2e.weights import compare_updates
@@ -33,6 +45,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 STEPS, SAVE_EVERY, KILLED, NUM_ROWS = 22, 3, 5, 32
 FIRST_K, K = 1, 4
+KL_COEF = 0.1
 LOOPS = ("single_turn_agent", "calculator_agent")
 LONG = (
     "data.max_response_length=160",
@@ -296,7 +309,8 @@ def test_compute_of_a_killed_run_is_neither_lost_nor_counted_twice(
 
 @pytest.fixture(scope="module")
 def short(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
-    """Two steps of the recipe with what many runs have besides: dynamic sampling, and adapters that are trained alone.
+    """Two steps of the recipe with what many runs have besides: dynamic sampling, adapters that are trained alone, a KL
+    loss, entropy, overlong shaping, and forced interruption.
 
     The first 16 prompts, ten of them without a signal, start under version 0, and with k = 1 none of them may be left
     after the second step.
@@ -304,10 +318,14 @@ def short(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
     run = run_verl(
         "dynamic",
         f"data.train_files={tiny_assets}/kinds.parquet",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent",
+        *INTERRUPTED,
+        *KL_AND_ENTROPY,
+        *OVERLONG,
         "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.model.lora.merge=True",
         "algorithm.filter_groups.enable=True",
+        # not by the reward, which overlong shaping makes another one for each length
+        "algorithm.filter_groups.metric=acc",
         "algorithm.filter_groups.max_num_gen_batches=4",
         "trainer.v1.pipeline_rl.max_staleness=1",
         "trainer.total_training_steps=2",
@@ -324,6 +342,7 @@ def short(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
     "advantages",
     "curriculum",
     "FP32 head",
+    "interruption",
     "PipelineRL-k",
     "fast front end",
 )
@@ -347,6 +366,7 @@ def test_adapters_reach_the_engine_inside_the_weights(short: VerlRun, tiny_asset
     "advantages",
     "curriculum",
     "FP32 head",
+    "interruption",
     "PipelineRL-k",
     "fast front end",
 )
@@ -369,3 +389,108 @@ def test_dynamic_sampling_fills_every_batch_and_the_curriculum_learns_of_the_res
     assert num_rejected * GROUP_SIZE <= total("pipeline/tokens_rejected_sum") <= num_rejected * GROUP_SIZE * 16
     assert total("data/curriculum_visits_sum") == 2 * NUM_PROMPTS + num_rejected
     assert total("data/curriculum_mastered_visits_sum") == FIRST_KINDS.count("pass")
+
+
+@pytest.mark.works_with(
+    "KL loss",
+    "CISPO",
+    "prompt average",
+    "advantages",
+    "curriculum",
+    "FP32 head",
+    "interruption",
+    "PipelineRL-k",
+    "fast front end",
+)
+@pytest.mark.works_with(
+    "entropy bonus",
+    "CISPO",
+    "prompt average",
+    "advantages",
+    "curriculum",
+    "FP32 head",
+    "interruption",
+    "PipelineRL-k",
+    "fast front end",
+)
+def test_kl_loss_and_entropy_go_with_interruption_under_way(short: VerlRun, tiny_assets: Path) -> None:
+    """The reference is the model without its adapters, which start at no change; a random model is nearly uniform."""
+    first, second = (short.metrics[step] for step in (1, 2))
+    assert 0 <= first["actor/kl_loss"] < 1e-9 and first["actor/kl_loss"] < second["actor/kl_loss"] < 1
+    uniform = math.log(len(AutoTokenizer.from_pretrained(tiny_assets / "model")))
+    assert 0.8 * uniform < first["actor/entropy_loss"] < uniform
+    for metrics in (first, second):
+        interrupted = metrics["scalerl/length/interrupted_fraction"]
+        assert interrupted > 0.5, "about one in ten says by chance that its thinking has ended"
+        assert metrics["scalerl/length/injected_tokens_sum"] == interrupted * NUM_PROMPTS * GROUP_SIZE
+
+
+@pytest.mark.works_with(
+    "overlong shaping",
+    "CISPO",
+    "prompt average",
+    "advantages",
+    "curriculum",
+    "FP32 head",
+    "interruption",
+    "PipelineRL-k",
+    "fast front end",
+)
+def test_overlong_shaping_lowers_rewards_and_not_what_counts_as_passed(short: VerlRun) -> None:
+    """Every response has 12 tokens or more of 16, of which those beyond 8 cost an eighth each."""
+    for metrics in short.metrics.values():
+        assert -2 <= metrics["critic/score/min"] <= -1 - 4 / 8
+        assert 0 <= metrics["critic/score/max"] <= 1 - 4 / 8
+        assert metrics["scalerl/data/prompts_mixed_sum"] == NUM_PROMPTS
+
+
+@pytest.fixture(scope="module")
+def with_kl_in_reward(run_verl: RunVerl, tiny_assets: Path) -> VerlRun:
+    """What goes with it of ours: everything but our advantages; REINFORCE++ has one for each token."""
+    run = run_verl(
+        "kl-in-reward",
+        f"data.train_files={tiny_assets}/mixed.parquet",
+        *INTERRUPTED,
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "algorithm.use_kl_in_reward=True",
+        f"algorithm.kl_ctrl.kl_coef={KL_COEF}",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+        "trainer.v1.pipeline_rl.max_staleness=1",
+        "trainer.total_training_steps=3",
+        presets=(
+            "+scalerl=[cispo,prompt_mean,fp32_head,curriculum,fast_frontend,interruption,pipeline,cpu]",
+            *PRESETS[1:],
+        ),
+    )
+    assert run.code == 0, run.tail()
+    return run
+
+
+@pytest.mark.works_with(
+    "KL in the reward",
+    "CISPO",
+    "prompt average",
+    "curriculum",
+    "FP32 head",
+    "interruption",
+    "PipelineRL-k",
+    "fast front end",
+)
+def test_kl_in_the_reward_lowers_what_trains_and_not_what_is_judged(with_kl_in_reward: VerlRun) -> None:
+    """A reward is lower by the sum of its response's KL, of which verl logs the mean a token. Half of a group passes.
+
+    The KL is that of the weights that sampled: those of the start, which are the reference, may still be in the second
+    batch, and cannot be in the third.
+    """
+    kl_of = {step: metrics["actor/reward_kl_penalty"] for step, metrics in with_kl_in_reward.metrics.items()}
+    assert abs(kl_of[1]) < 1e-5 and kl_of[3] > 1e-3
+    for step, metrics in with_kl_in_reward.metrics.items():
+        assert metrics["critic/score/mean"] == 0
+        sampled = metrics["scalerl/data/generated_tokens_sum"] / (NUM_PROMPTS * GROUP_SIZE)
+        taken_off = metrics["critic/score/mean"] - metrics["critic/rewards/mean"]
+        # Responses have 11 to 16 sampled tokens: the mean of their means is within a third of the mean of all.
+        assert taken_off == pytest.approx(KL_COEF * kl_of[step] * sampled, rel=1 / 3, abs=1e-4)
+        assert metrics["scalerl/length/interrupted_fraction"] > 0.5
+        assert metrics["actor/grad_norm"] > 0 and metrics["scalerl/loss/nonfinite_tokens_sum"] == 0
+        assert metrics["scalerl/data/curriculum_visits_sum"] == NUM_PROMPTS
+    assert compare_updates(with_kl_in_reward.folder / "weights") == 4
