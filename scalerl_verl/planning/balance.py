@@ -43,6 +43,7 @@ class Assumptions:
         decode_efficiency: share of the ideal speed of a decoding step, in which reading and computing do not overlap;
             .65 gives what `benchmarks/results/vllm_head.jsonl` records of an engine.
         network_gbs: GB a second of one GPU's network card, one way; 40 is four fifths of 400 Gbit/s.
+        rejected_frac: share of the generated groups that dynamic sampling rejects; they cost generation alone.
     """
 
     mean_prompt: float
@@ -50,13 +51,16 @@ class Assumptions:
     training_efficiency: float = 0.35
     decode_efficiency: float = 0.65
     network_gbs: float = 40.0
+    rejected_frac: float = 0.0
 
     def __post_init__(self) -> None:
         problems = [
             f"{name}={value}: give a number above 0{' and at most 1' if name.endswith('efficiency') else ''}"
             for name, value in vars(self).items()
-            if not 0 < value < math.inf or (name.endswith("efficiency") and value > 1)
+            if name != "rejected_frac" and (not 0 < value < math.inf or (name.endswith("efficiency") and value > 1))
         ]
+        if not 0 <= self.rejected_frac < 1:
+            problems.append(f"rejected_frac={self.rejected_frac}: give a number from 0 to below 1")
         if problems:
             raise ScaleRLConfigError(problems)
 
@@ -155,6 +159,6 @@ def find_rates(
     prefill = sequences * mean.mean_prompt * 2 * shape.active_params / (device.flops * mean.training_efficiency)
     return Rates(
         training_gpu_s=flops / (device.flops * mean.training_efficiency),
-        generation_gpu_s=sequences * mean.mean_response / tokens_per_gpu_s + prefill,
+        generation_gpu_s=(sequences * mean.mean_response / tokens_per_gpu_s + prefill) / (1 - mean.rejected_frac),
         sequences_per_engine=sequences_per_engine,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl_verl.errors import ScaleRLConfigError
-from scalerl_verl.names import MODEL, ROLLOUT, select
+from scalerl_verl.names import FILTER_GROUPS, MODEL, ROLLOUT, select
 from scalerl_verl.planning.balance import DEVICES, Assumptions
 from scalerl_verl.terminal import say
 
@@ -79,6 +79,7 @@ def add_plan(commands: Any) -> None:
         "training_efficiency": "share of a GPU's peak that training reaches (default %(default)g)",
         "decode_efficiency": "share of its ideal speed that decoding reaches (default %(default)g)",
         "network_gbs": "GB/s of one GPU's network card, for weight updates (default %(default)g)",
+        "rejected_frac": "share of the generated groups that dynamic sampling rejects (default %(default)g)",
     }
     for name, text in assumed.items():
         option = f"--{name.replace('_', '-')}"
@@ -128,6 +129,12 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
         raise ScaleRLConfigError(problems)
     shape = _find_shape(config, arguments.model_config, model_file)
     reserve = arguments.gpu_memory_gib * 0.05 if arguments.reserve_gib is None else arguments.reserve_gib
+    if arguments.rejected_frac and not select(config, FILTER_GROUPS, False):
+        raise ScaleRLConfigError(
+            [
+                f"--rejected-frac={arguments.rejected_frac}: {FILTER_GROUPS} is off, so no group is rejected; leave it out"
+            ]
+        )
     layout = read_layout(config, shape, arguments.gpu_memory_gib, reserve)
     trainers = arguments.trainer_gpus or layout.trainer_gpus
     generators = arguments.generator_gpus or (layout.generator_gpus if layout.separate else trainers)
@@ -144,6 +151,7 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
         training_efficiency=arguments.training_efficiency,
         decode_efficiency=arguments.decode_efficiency,
         network_gbs=arguments.network_gbs,
+        rejected_frac=arguments.rejected_frac,
     )
     node_bytes = None if arguments.node_memory_gib is None else arguments.node_memory_gib * GIB
     plan = make_plan(shape, layout, arguments.gpus or wanted, arguments.device, mean, node_bytes)

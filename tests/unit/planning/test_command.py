@@ -116,6 +116,15 @@ def test_lengths_have_to_fit_the_engine_and_the_model(capsys: pytest.CaptureFixt
     assert "exceeds the 32768 positions of the model" in said
 
 
+def test_groups_that_dynamic_sampling_rejects_cost_generation_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two in five generated groups are rejected: five are generated for three that train."""
+    filtered = [*RUN, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"]
+    (_, all_train), (_, rejecting) = (plan(capsys, *filtered, *more) for more in ([], ["--rejected-frac", "0.4"]))
+    splits = [found["balance"]["this_split"] for found in (all_train, rejecting)]
+    assert splits[1]["generation_s"] == pytest.approx(splits[0]["generation_s"] * 5 / 3, rel=1e-3)
+    assert splits[1]["training_s"] == splits[0]["training_s"]
+
+
 def test_gpus_that_train_and_generate_by_turns_hold_both(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = plan(capsys, *SYNC, "trainer.nnodes=2")
     assert code == 0 and found["gpus"]["shared"] and found["balance"]["best_split"] is None
@@ -146,6 +155,11 @@ def test_a_preset_is_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
         ([*RUN, "--mean-response", "14337"], "--mean-response=14337.0: the run's greatest response has 14336 tokens"),
         ([*RUN, "--mean-prompt", "2049"], "--mean-prompt=2049.0: the run's greatest prompt has 2048 tokens"),
         ([*RUN, "--decode-efficiency", "1.5"], "decode_efficiency=1.5: give a number above 0 and at most 1"),
+        (
+            [*RUN, "algorithm.filter_groups.enable=True", "--rejected-frac", "1"],
+            "rejected_frac=1.0: give a number from",
+        ),
+        ([*RUN, "--rejected-frac", "0.4"], "--rejected-frac=0.4: algorithm.filter_groups.enable is off"),
         ([*RUN, "--device", "abacus"], "--device abacus: use one of a100"),
         ([*RUN, "--reserve-gib", "-1"], "--reserve-gib=-1.0"),
         ([*SYNC, "--generator-gpus", "4"], "generates on the GPUs that train"),
