@@ -133,13 +133,14 @@ def make_assets(folder: Path) -> Path:
     return folder
 
 
-def make_even_model(assets: Path, folder: Path) -> Path:
-    """The tiny model with numbers of heads that two ranks can share."""
+def make_even_model(assets: Path, folder: Path, tied: bool = True) -> Path:
+    """The tiny model with numbers of heads that two ranks can share, its output layer tied to the embedding or not."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = AutoConfig.from_pretrained(assets / "model")
     config.num_attention_heads, config.num_key_value_heads = 4, 2
+    config.tie_word_embeddings = tied
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(assets / "model").save_pretrained(folder)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weight updates under running requests, on a real vLLM engine (CPU) behind our server class, without Ray or a trainer:
-of two ranks, and of one with the fast front end. The runs of test_pipeline have engines of one rank.
+of two ranks with an output layer of its own, and of one with tied weights and the fast front end. The runs of
+test_pipeline have engines of one rank.
 
 The server is made without verl's constructor, which wants a Ray actor around it; everything from `generate` on is the
 real thing.
@@ -40,15 +41,18 @@ CHECKS = (
 )
 
 
-@pytest.fixture(scope="module")
-def even_model(tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_even_model(tiny_assets, tmp_path_factory.mktemp("even_model"))
-
-
 @pytest.fixture(scope="module", params=[("2", "plain"), ("1", "fast")], ids=["two ranks", "fast front end"])
-def passed(even_model: Path, request: pytest.FixtureRequest) -> dict[str, str]:
-    """Check -> what was seen, printed by one process that holds the engine."""
-    return passed_checks("tests.e2e.engine_updates", str(even_model), *request.param)
+def passed(
+    tiny_assets: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, str]:
+    """Check -> what was seen, printed by one process that holds the engine.
+
+    Each loads several versions by either way (staged in host memory, or during the pause), keeps and recomputes KV
+    under each, and compares log-probs with a fresh load of the version.
+    """
+    ranks, front_end = request.param
+    model = make_even_model(tiny_assets, tmp_path_factory.mktemp("even_model"), tied=ranks == "1")
+    return passed_checks("tests.e2e.engine_updates", str(model), ranks, front_end)
 
 
 @pytest.mark.fault("the prefix cache serves a new request KV of old weights")

@@ -2,13 +2,15 @@
 """``python -m tests.faults.soak --steps 300 --out FOLDER``: a long pipeline run on the CPU under faults.
 
 Two generators, k = 2, a checkpoint every ten steps. Every few steps one of `FAULTS` is done to it; whenever the run
-ends it is started again from its last checkpoint. In the end every prompt has trained as often as the order of the data
+ends it is started again from its last checkpoint. A killed generator is launched again, a stopped one is left out and
+comes back. In the end every prompt has trained as often as the order of the data
 says, but for what the run itself reported as given up, and that among the rows whose reward was made to fail; the log
 of steps has the metrics of each step once, whichever attempt trained it; no token was older than k; and over the last
 steps, which are left alone, every process' memory and files stayed flat. Writes FOLDER/soak.json; exit code 1 if one of
 these does not hold.
 
-The full disk is a real one (a tmpfs that is filled up), which takes the right to mount.
+The full disk is a real one (a tmpfs that is filled up), which takes the right to mount. The slow one is a stand-in: a
+checkpoint that takes `SLOW_S` seconds longer. ``--record`` appends a row to benchmarks/results/soak.jsonl.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import run_facts
+from benchmarks.rows import append_rows, run_facts
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.scaling.logs.segments import STEPS_FILE
 from tests.e2e.launching import CPU_ENVIRONMENT, NUM_PROMPTS, VerlRun, last_step, launch_verl, make_assets, title_of
@@ -43,10 +46,17 @@ FAULTS = (
     "killed run",
     "full disk",
     "poisoned reward",
+    "stopped generator",
+    "slow disk",
     "killed trainer",
 )
 DISK_MIB = 256
-ENVIRONMENT = {**CPU_ENVIRONMENT, "RAY_task_events_max_num_task_in_gcs": "1000"}
+SLOW_S = 20.0
+STOPPED_S = 90.0
+"""Longer than a generator has to answer before an update, which is a minute."""
+ENVIRONMENT = {
+    **CPU_ENVIRONMENT, "RAY_task_events_max_num_task_in_gcs": "1000", "PROBE_SLOW_CHECKPOINT": str(SLOW_S)
+}  # fmt: skip
 """Ray's own server keeps the last 100,000 tasks, and would grow over more steps than are watched here."""
 LEARNING_RATE = 1e-5
 """Weights change with every version, yet responses stay long enough to see several."""
@@ -60,10 +70,15 @@ GROWTH_KIB, GROWTH_FILES = 150.0, 0.1
 
 @dataclass(frozen=True)
 class Attempt:
-    """What was sampled each second, and the metrics of the steps it did."""
+    """What was sampled each second, the metrics of the steps it did, and its log."""
 
     samples: list[dict[str, Any]]
     metrics: dict[int, dict[str, float]]
+    log: str = ""
+
+    def count(self, pattern: str) -> int:
+        """How often its log says so."""
+        return len(re.findall(pattern, self.log))
 
 
 class Harm:
@@ -85,6 +100,7 @@ class Harm:
         self.next_step, self.num = every, 0
         self.samples: list[dict[str, Any]] = []
         self.until = 0.0
+        self.stopped: list[int] = []
 
     def each_second(self, processes: set[int]) -> None:
         step = last_step(self.folder)
@@ -113,9 +129,19 @@ class Harm:
                     filler.write(bytes(1 << 20))
             self.until = time.monotonic() + 60
             return True
-        titles = {"killed generator": "ray::PipelineHttpServer", "killed trainer": "ray::WorkerDict", "killed run": ""}
-        hit = sorted(p for p in processes if title_of(p).startswith(titles[fault]))
+        if fault == "slow disk":
+            (self.folder / "weights" / "slow_checkpoint").touch()
+            self.until = time.monotonic() + SAVE_EVERY * 10
+            return True
+        server = "ray::PipelineHttpServer"
+        titles = {"killed generator": server, "stopped generator": server, "killed trainer": "ray::WorkerDict"}
+        hit = sorted(p for p in processes if title_of(p).startswith(titles.get(fault, "")))
         hit = hit if fault == "killed run" else hit[-1:]
+        if fault == "stopped generator":
+            self.stopped, self.until = hit, time.monotonic() + STOPPED_S
+            for process in hit:
+                os.kill(process, signal.SIGSTOP)
+            return bool(hit)
         for process in hit:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -124,7 +150,11 @@ class Harm:
     def _relieve(self) -> None:
         (self.disk / "filler").unlink(missing_ok=True)
         (self.folder / "weights" / "faults.json").unlink(missing_ok=True)
-        self.until = 0.0
+        (self.folder / "weights" / "slow_checkpoint").unlink(missing_ok=True)
+        for process in self.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+        self.stopped, self.until = [], 0.0
 
     def _clean_up(self) -> None:
         """The probe's copies of every version: nobody reads them here."""
@@ -180,7 +210,7 @@ def _median(history: list[tuple[int, str, int, int]], column: int) -> float:
 
 
 def judge(
-    folder: Path, steps: int, harm: Harm, attempts: list[Attempt], rows: list[dict[str, Any]]
+    folder: Path, steps: int, harm: Harm, attempts: list[Attempt], rows: list[dict[str, Any]], calm_steps: int = CALM
 ) -> tuple[dict[str, Any], list[str]]:
     """(what was seen, what should not have been); ``rows`` are those of the run's log of steps."""
     responses = read_responses(folder / "weights")
@@ -189,7 +219,7 @@ def judge(
     }
     ages = Counter(r.step - 1 - version for r in responses for version, count in r.runs for _ in range(count))
     calm = attempts[-1]
-    grown = growth(calm.samples, max(steps - CALM, min(calm.metrics)) + WARM)
+    grown = growth(calm.samples, max(steps - calm_steps, min(calm.metrics)) + WARM)
     logged = [row["step"] for row in rows if row["step"] > 0]
     given_up = _total(rows, "scalerl/pipeline/groups_given_up_sum")
     lost = find_lost(Counter(rows_of_groups.values()), steps * NUM_PROMPTS + given_up)
@@ -197,10 +227,14 @@ def judge(
         "steps": len({r.step for r in responses}), "prompts": len(rows_of_groups), "given_up": given_up,
         "reissued": _total(rows, "scalerl/pipeline/groups_reissued_sum"),
         "tokens_by_age": dict(sorted(ages.items())), "versions_in_a_response": max(len(r.runs) for r in responses),
+        "launched_again": sum(attempt.count(r"generator \d is up again") for attempt in attempts),
+        "came_back": sum(attempt.count(r"generators [\d, ]+ are back") for attempt in attempts),
         "attempts": len(attempts), "worst_growth": max(grown, key=lambda row: row["kib_a_step"], default=None),
         "most_files_a_step": max((row["files_a_step"] for row in grown), default=None),
     }  # fmt: skip
     problems = [f"never done: {fault}" for fault in FAULTS if not harm.done[fault]]
+    if not seen["launched_again"] or seen["came_back"] <= seen["launched_again"]:
+        problems.append("no killed generator was launched again, or no stopped one came back")
     if seen["steps"] != steps or len(rows_of_groups) != steps * NUM_PROMPTS:
         problems.append(f"{seen['steps']} steps with {len(rows_of_groups)} prompts were trained instead of {steps}")
     if logged != list(range(1, steps + 1)):
@@ -227,15 +261,16 @@ def find_lost(trained: Counter[int], num_started: int) -> dict[int, int]:
     return {row: times[row] - trained[row] for row in times if times[row] != trained[row]}
 
 
-def soak(folder: Path, steps: int, every: int, seed: int) -> int:
+def soak(folder: Path, steps: int, every: int, seed: int, calm: int, record: bool) -> int:
     assets = make_assets(folder)
     attempts: list[Attempt] = []
     began = time.monotonic()
     with small_disk(folder / "checkpoints") as disk:
-        harm = Harm(folder, disk, every, steps - CALM, seed)
+        harm = Harm(folder, disk, every, steps - calm, seed)
         overrides = [
             *PRESETS, *LONG, f"data.train_files={assets}/mixed.parquet", "trainer.resume_mode=auto",
             f"trainer.v1.pipeline_rl.max_staleness={K}", "trainer.v1.pipeline_rl.request_timeout_s=10",
+            "trainer.v1.pipeline_rl.max_strikes=1", "trainer.v1.pipeline_rl.max_relaunches=100",
             f"trainer.save_freq={SAVE_EVERY}", "trainer.max_actor_ckpt_to_keep=2",
             f"trainer.total_training_steps={steps}", "actor_rollout_ref.rollout.n_gpus_per_node=2",
             "ray_kwargs.ray_init.num_gpus=3", f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
@@ -247,14 +282,14 @@ def soak(folder: Path, steps: int, every: int, seed: int) -> int:
             run = launch_verl(folder, assets, overrides, dict(ENVIRONMENT), 3600, harm.each_second)
             harm._relieve()
             metrics = run.metrics if (folder / "metrics.jsonl").exists() else {}
-            attempts.append(Attempt(harm.samples, metrics))
+            attempts.append(Attempt(harm.samples, metrics, run.log))
             (folder / f"samples-{len(attempts)}.json").write_text(json.dumps(harm.samples))
             harm.samples = []
             print(f"attempt {len(attempts)}: exit code {run.code} after step {max(metrics, default=None)}", flush=True)
             if len(attempts) > 4 + 2 * steps // every:
                 print(run.tail())
                 return 1
-        seen, problems = judge(folder, steps, harm, attempts, read_records(disk / STEPS_FILE))
+        seen, problems = judge(folder, steps, harm, attempts, read_records(disk / STEPS_FILE), calm)
     minutes = (time.monotonic() - began) / 60
     result = {
         **run_facts("soak"),
@@ -264,8 +299,19 @@ def soak(folder: Path, steps: int, every: int, seed: int) -> int:
         "problems": problems,
     }
     (folder / "soak.json").write_text(json.dumps(result, indent=1))
+    if record:
+        append_rows("soak", [make_row(result, every, calm)])
     print(json.dumps(result, indent=1))
     return int(bool(problems))
+
+
+def make_row(result: dict[str, Any], every: int, calm: int) -> dict[str, Any]:
+    """What benchmarks/results keeps of a run."""
+    facts = run_facts("soak")
+    counts = ("prompts", "given_up", "reissued", "launched_again", "came_back", "attempts", "faults", "problems")
+    case = {"k": K, "generators": 2, "every": every, "calm": calm, **{name: result[name] for name in counts}}
+    row = {"bench": "soak", "case": case, "impl": "pipeline_rl", "metric": "steps", "p50": result["steps"]}
+    return {**facts, "run_id": f"soak-{int(time.time())}", **row, "unit": "steps", "minutes": result["minutes"]}
 
 
 def main() -> int:
@@ -274,15 +320,18 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=12, help="steps between two faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--calm", type=int, default=CALM, help="last steps, which are without faults")
+    parser.add_argument("--record", action="store_true", help="append a row to benchmarks/results/soak.jsonl")
     arguments = parser.parse_args()
-    least = CALM + (len(FAULTS) + 1) * arguments.every
+    least = arguments.calm + (len(FAULTS) + 1) * arguments.every
     if arguments.steps < least:
         parser.error(
-            f"--steps {arguments.steps} leaves no time for each of {len(FAULTS)} faults before the last {CALM} steps, "
-            f"which have none: at least {least}"
+            f"--steps {arguments.steps} leaves no time for each of {len(FAULTS)} faults before the last "
+            f"{arguments.calm} steps, which have none: at least {least}"
         )
     arguments.out.mkdir(parents=True)
-    return soak(arguments.out.resolve(), arguments.steps, arguments.every, arguments.seed)
+    out = arguments.out.resolve()
+    return soak(out, arguments.steps, arguments.every, arguments.seed, arguments.calm, arguments.record)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ def judge(
     given_up: int = 0,
     left_out: tuple[str, ...] = (),
     logged: Iterable[int] = range(1, STEPS + 1),
+    log: str = "generator 0 is up again\ngenerators 0 are back\ngenerators 1 are back",
 ) -> list[str]:
     monkeypatch.setattr(soak, "read_responses", lambda _: responses)
     harm = soak.Harm(Path(), Path(), 1, STEPS, 0)
@@ -47,7 +48,7 @@ def judge(
     names = ("scalerl/pipeline/groups_given_up_sum", "scalerl/pipeline/groups_reissued_sum")
     metrics = {step: dict.fromkeys(names, float(step == 9) * given_up) for step in range(1, STEPS + 1)}
     rows = [{"step": step, "data": metrics[step]} for step in logged]
-    return soak.judge(Path(), STEPS, harm, [soak.Attempt(samples, metrics)], rows)[1]
+    return soak.judge(Path(), STEPS, harm, [soak.Attempt(samples, metrics, log)], rows)[1]
 
 
 def test_run_that_lost_nothing_but_what_it_told_of_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +72,12 @@ def test_step_without_metrics_or_with_two_rows_is_noticed(monkeypatch: pytest.Mo
 
 def test_fault_that_was_never_done_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(monkeypatch, make_responses(), left_out=("full disk",)) == ["never done: full disk"]
+
+
+@pytest.mark.parametrize("log", ["generators 1 are back", "generator 0 is up again\ngenerators 0 are back"])
+def test_generator_that_never_came_back_is_noticed(monkeypatch: pytest.MonkeyPatch, log: str) -> None:
+    """The killed one, or the stopped one."""
+    assert "no stopped one came back" in str(judge(monkeypatch, make_responses(), log=log))
 
 
 def test_half_a_line_of_metrics_is_not_read(tmp_path: Path) -> None:

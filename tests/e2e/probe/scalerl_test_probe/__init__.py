@@ -10,6 +10,7 @@ PROBE_PROMPTS=1: ``prompts.jsonl`` lists the prompts handed to the generators an
 PROBE_GATE_STEP=n: what is handed out in step n is not graded before the checkpoint of that step is written (with
     ``gated_score`` of the tests' reward): ``gate.json`` lists its rows meanwhile.
 PROBE_DIE_IN_TRANSFER=n: what receives weights for a generator is killed in the middle of its n-th transfer.
+PROBE_SLOW_CHECKPOINT=s: a checkpoint takes s seconds longer while there is a file ``slow_checkpoint`` in the folder.
 PROBE_SEED=1: a run can be repeated: a response samples by a seed of its group and its number in it, ids of groups are
     counted, and rows are trained in the order of their ids.
 PROBE_ROUTING=1: ``routing-<step>.pt`` holds the rows that a step trains, with the experts that the engine chose.

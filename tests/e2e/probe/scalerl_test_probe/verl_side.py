@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import signal
+import time
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -106,6 +107,19 @@ def _record_gradient(module: ModuleType) -> None:
     module.FSDPEngine.optimizer_step = optimizer_step
 
 
+def _slow_down_checkpoints(module: ModuleType) -> None:
+    """A stand-in for a slow disk, while there is a file ``slow_checkpoint``."""
+    save = module.FSDPEngine.save_checkpoint
+
+    @functools.wraps(save)
+    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if Path(os.environ["PROBE_DIR"], "slow_checkpoint").exists():
+            time.sleep(float(os.environ["PROBE_SLOW_CHECKPOINT"]))
+        return save(self, *args, **kwargs)
+
+    module.FSDPEngine.save_checkpoint = save_checkpoint
+
+
 def _seed_responses(module: ModuleType) -> None:
     """A response samples by its group and its number in it, whichever request reaches the engine first."""
     run = module.AgentLoopWorker._run_agent_loop
@@ -142,6 +156,8 @@ if os.environ.get("PROBE_DIR"):
     after_import("verl.workers.engine.fsdp.transformer_impl", _record_sent)
     if os.environ.get("PROBE_TOGGLES"):
         after_import("verl.workers.engine.fsdp.transformer_impl", _record_gradient)
+    if os.environ.get("PROBE_SLOW_CHECKPOINT"):
+        after_import("verl.workers.engine.fsdp.transformer_impl", _slow_down_checkpoints)
     after_import("verl.workers.rollout.vllm_rollout.utils", _record_held)
     if os.environ.get("PROBE_DIE_IN_TRANSFER"):
         after_import("scalerl_verl.pipeline.staging", _die_in_transfer)
