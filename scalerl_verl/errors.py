@@ -39,6 +39,10 @@ class GeneratorsLostError(ScaleRLError, RuntimeError):
     """No generator is left to go on with."""
 
 
+class NoGeneratorError(ScaleRLError, RuntimeError):
+    """No generator takes requests at the moment; one may come back."""
+
+
 class StalenessError(ScaleRLError, RuntimeError):
     """Data of a training batch are older than the run allows, or do not say how old they are."""
 

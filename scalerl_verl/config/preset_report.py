@@ -32,7 +32,7 @@ LEFT_TO_YOU = (
     *(f"trainer.{name}" for name in ("test_freq", "save_freq", "max_actor_ckpt_to_keep")),
     f"{V1}.sampler",
     *(f"{PIPELINE_SECTION}.{name}" for name in ("staging", "request_timeout_s", "transfer_timeout_s")),
-    *(f"{PIPELINE_SECTION}.{name}" for name in ("max_attempts", "max_strikes")),
+    *(f"{PIPELINE_SECTION}.{name}" for name in ("max_attempts", "max_strikes", "max_relaunches")),
     *(f"{MODEL}.{name}" for name in ("use_remove_padding", "enable_gradient_checkpointing", "use_fused_kernels")),
     f"{MODEL}.override_config.attn_implementation",
     *(f"{ACTOR}.{name}" for name in ("strategy", "use_dynamic_bsz", "ppo_micro_batch_size_per_gpu")),

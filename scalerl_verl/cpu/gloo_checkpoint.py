@@ -81,10 +81,12 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._store = None
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
-        assert self._group is not None, "init_process_group has not run"
+        # A reference of its own: `finalize` may come while a dead peer is waited for, and must not destroy the group.
+        group = self._group
+        assert group is not None, "init_process_group has not run"
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._group.broadcast([tensor], options).wait()
+        group.broadcast([tensor], options).wait()
 
     def _send_bucket(self, entries: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
         flat = [tensor.reshape(-1).view(torch.uint8) for _, tensor in entries]

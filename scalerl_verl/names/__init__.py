@@ -71,6 +71,7 @@ TRAINER_MODE, PIPELINE_RL, PPO_OFF_POLICY = f"{V1}.trainer_mode", "pipeline_rl",
 PIPELINE_SECTION, OFF_POLICY_SECTION = f"{V1}.{PIPELINE_RL}", f"{V1}.{PPO_OFF_POLICY}"
 MAX_STALENESS, STAGING = f"{PIPELINE_SECTION}.max_staleness", f"{PIPELINE_SECTION}.staging"
 REQUEST_TIMEOUT, TRANSFER_TIMEOUT = f"{PIPELINE_SECTION}.request_timeout_s", f"{PIPELINE_SECTION}.transfer_timeout_s"
+MAX_RELAUNCHES = f"{PIPELINE_SECTION}.max_relaunches"
 RECOMPUTE = "recompute"
 ADAPTIVE, FULL = "adaptive", "full"
 DEVICE, HOST = "device", "host"

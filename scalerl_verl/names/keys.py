@@ -117,6 +117,7 @@ KEYS: dict[str, dict[str, Kind]] = {
         "transfer_timeout_s": _seconds(900.0),
         "max_attempts": whole(3),
         "max_strikes": whole(5),
+        "max_relaunches": whole(3, 0),
         "parameter_sync_step": _always_1(
             "every optimizer step is a version of its own that goes to the generators at once"
         ),

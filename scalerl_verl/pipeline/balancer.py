@@ -9,6 +9,7 @@ from typing import Any
 
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from scalerl_verl.errors import NoGeneratorError
 from scalerl_verl.pipeline.failures import strike_pause_s
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,13 @@ class PipelineBalancer(GlobalRequestLoadBalancer):
         self._paused_until: dict[str, float] = {}
 
     def acquire_server(self, request_id: str) -> tuple[str, Any]:
-        """verl's choice among the servers that are not paused; among all if they all are."""
+        """verl's choice among the servers that are not paused; among all if they all are.
+
+        Raises:
+            NoGeneratorError: every server was removed.
+        """
+        if not self._inflight_requests:
+            raise NoGeneratorError("no generator takes requests at the moment")
         paused = self._find_paused()
         if len(paused) == len(self._inflight_requests):
             return super().acquire_server(request_id)

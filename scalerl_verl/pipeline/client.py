@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ import ray
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from scalerl_verl.errors import RequestFailedError
+from scalerl_verl.errors import NoGeneratorError, RequestFailedError
 from scalerl_verl.names import TRAINER_MODE
 from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
 from scalerl_verl.pipeline.settings import PipelineSettings, pipeline_settings
@@ -21,6 +22,8 @@ from scalerl_verl.pipeline.turns import find_continued, note_call
 logger = logging.getLogger(__name__)
 LOOKS = 8
 """How often in the time that a request has it is looked whether it waits for a slot."""
+NO_GENERATOR_PAUSE_S = 5.0
+"""Seconds until a request asks again for a generator when there is none."""
 ABORT_TIMEOUT_S = 30.0
 """Seconds a server has to abort a request that hangs before it is left alone."""
 
@@ -84,8 +87,8 @@ class PipelineClient(LLMServerClient):
         settings: PipelineSettings,
     ) -> TokenOutput:
         try:
-            server_id, server = await self._acquire_server(
-                sticky_id, prompt_ids=prompt_ids, sampling_params=sampling_params
+            server_id, server = await self._await_server(
+                settings.request_timeout_s, sticky_id, prompt_ids=prompt_ids, sampling_params=sampling_params
             )
         except ray.exceptions.ActorUnavailableError as error:
             raise _AttemptError("the load balancer could not be reached", strike_pause_s(1)) from error
@@ -115,6 +118,20 @@ class PipelineClient(LLMServerClient):
         if output.stop_reason == "aborted":
             raise _AttemptError(f"{server_id} aborted it")
         return output
+
+    async def _await_server(self, within_s: float, request_id: str, **extra: Any) -> tuple[str, Any]:
+        """A server; while there is none the run ends, or one comes back or is launched in the place of a dead one."""
+        began = time.monotonic()
+        while True:
+            try:
+                server_id, server = await self._acquire_server(request_id, **extra)
+                return server_id, server
+            except ray.exceptions.RayTaskError as error:
+                if not isinstance(error.cause, NoGeneratorError):
+                    raise
+                if time.monotonic() - began > within_s:
+                    raise _AttemptError(f"no generator came back within {within_s:g} s") from error
+                await asyncio.sleep(NO_GENERATOR_PAUSE_S)
 
     async def _note_unreachable(self, server_id: str, server: Any, engine_id: str, max_strikes: int) -> float:
         """Seconds until another attempt has a chance; the lost one is ended when its server is there again."""

@@ -40,6 +40,9 @@ class SendingWorker(ActorRolloutRefWorker):
         weights = _Counted(stream_weights(self.actor.engine, None if name is None else getattr(torch, name)))
         try:
             metrics = await self.checkpoint_engine.send_weights(weights, global_steps=global_steps) or {}
+        except Exception:
+            weights.drain()  # the other ranks of the trainer may wait for this one in the gathering of a weight
+            raise
         finally:
             weights.close()  # a transfer that failed must not leave adapters merged, or weights on the device
         return {**metrics, "scalerl/pipeline/sent_gib": weights.num_bytes / 2**30}
@@ -49,12 +52,17 @@ class _Counted:
     """Weights one after the other, and how many bytes they were."""
 
     def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._weights, self.num_bytes = weights, 0
+        self._weights, self.num_bytes = iter(weights), 0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in self._weights:
             self.num_bytes += weight.numel() * weight.element_size()
             yield name, weight
+
+    def drain(self) -> None:
+        """Gather what nobody has asked for yet, for the ranks that gather it together with this one."""
+        for _ in self._weights:
+            pass
 
     def close(self) -> None:
         """End what hands the weights out, however far it got."""

@@ -17,6 +17,7 @@ from scalerl_verl.columns import VERSIONS
 from scalerl_verl.errors import RequestFailedError, WeightSyncError
 from scalerl_verl.generator.server import ScaleRLHttpServer, ScaleRLReplica
 from scalerl_verl.pipeline.engine_checks import require_updatable
+from scalerl_verl.pipeline.relaunching import launch_again
 from scalerl_verl.pipeline.versions import VersionLog, oldest_version, truncate_runs
 from scalerl_verl.pipeline.vllm import METHOD, RECOMPUTE, SWAP
 
@@ -384,3 +385,23 @@ class PipelineServerManager(LLMServerManager):
     """verl's manager of servers, which launches ours."""
 
     rollout_replica_class = PipelineReplica
+    rollout_replicas: list[PipelineReplica]
+
+    def launch_again(self, replica: PipelineReplica) -> PipelineReplica:
+        """A replica in the place of a dead one, under its rank.
+
+        It takes a minute or more and drives an event loop of its own: for a thread of its own.
+        """
+        fresh = launch_again(
+            replica,
+            lambda: self.rollout_replica_class(
+                replica_rank=replica.replica_rank,
+                config=self.rollout_config,
+                model_config=self.model_config,
+                gpus_per_node=self.rollout_config.n_gpus_per_node,
+            ),
+        )
+        self.rollout_replicas = [fresh if other is replica else other for other in self.rollout_replicas]
+        self.server_handles = [other.server_handle for other in self.rollout_replicas]
+        self.server_addresses = [other.server_address for other in self.rollout_replicas]
+        return fresh

@@ -33,6 +33,8 @@ class PipelineSettings:
         max_attempts: attempts at a request, and then at its group, before it is given up.
         max_strikes: failures in a row to reach a generator before it is left out. Between them the generator is left
             alone for 10, 20, 40, ... seconds. A generator whose process died is left out at once.
+        max_relaunches: how often in a run a generator that died, or stays hung, is launched again in its place, on the
+            devices that are free. 0: never.
         parameter_sync_step: must be 1. verl reads this key in the section of every trainer.
     """
 
@@ -44,6 +46,7 @@ class PipelineSettings:
     transfer_timeout_s: float = _PIPELINE["transfer_timeout_s"]
     max_attempts: int = _PIPELINE["max_attempts"]
     max_strikes: int = _PIPELINE["max_strikes"]
+    max_relaunches: int = _PIPELINE["max_relaunches"]
     parameter_sync_step: int = _PIPELINE["parameter_sync_step"]
 
     def __post_init__(self) -> None:

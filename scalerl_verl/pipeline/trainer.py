@@ -103,6 +103,7 @@ class PPOTrainerPipelineRL(PPOTrainer):
             on_lost=self._remove_from_balancer,
             serving=lambda: ray.get(self.rollout_servers.global_load_balancer.get_all_servers.remote()),
             on_returned=self._add_to_balancer,
+            launch=self.rollout_servers.launch_again,
         )
 
     def _remove_from_balancer(self, replicas: Sequence[Any]) -> None:

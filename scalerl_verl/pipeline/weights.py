@@ -18,8 +18,11 @@ from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup
 from verl.utils.ray_utils import auto_await
 
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError
-from scalerl_verl.names import DEVICE, GLOO, HOST, NONE, ROLLOUT, STAGING, TRANSFER_TIMEOUT
+from scalerl_verl.names import DEVICE, GLOO, HOST, MAX_RELAUNCHES, NONE, ROLLOUT, STAGING, TRANSFER_TIMEOUT
+from scalerl_verl.pipeline.copies import StagedCopies
+from scalerl_verl.pipeline.endable import POLL_S, EndableSocket
 from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
+from scalerl_verl.pipeline.relaunching import LOOK_S, Relauncher
 from scalerl_verl.pipeline.returning import LeftOut
 from scalerl_verl.pipeline.settings import PipelineSettings
 from scalerl_verl.pipeline.staging import StagingBuffer
@@ -35,24 +38,27 @@ class StagingWorker(CheckpointEngineWorker):
     _staging: StagingBuffer | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
-    async def stage_weights(self, staging: str, known: frozenset[str], global_steps: int) -> tuple[str, bytes]:
+    async def stage_weights(
+        self, staging: str, known: frozenset[str], sharers: frozenset[int], global_steps: int
+    ) -> tuple[str, bytes]:
         """Receive all weights into memory that vLLM's worker shares.
 
         Every rank of an engine receives all weights. On the device each keeps them for itself; in host memory the
-        first rank keeps them for all.
+        first rank of one engine a node keeps them for all.
 
         Args:
             staging: ``device`` or ``host``.
-            known: ids of layouts that vLLM's workers have.
+            known: ids of layouts that need not be told again.
+            sharers: numbers of the generators that load what another one keeps.
             global_steps: the version.
 
         Returns:
-            Id of the layout, and the layout itself unless its id is in ``known``; nothing of a rank that kept none.
+            Id of the layout, and the layout itself unless its id is in ``known``; both empty of a rank that kept none.
 
         Raises:
             WeightSyncError: they do not fit beside vLLM.
         """
-        if staging == HOST and self.server_adapter.rollout_rank > 0:
+        if self.server_adapter.replica_rank in sharers or (staging == HOST and self.server_adapter.rollout_rank > 0):
             async for _ in self.checkpoint_engine.receive_weights(global_steps=global_steps):
                 pass
             return "", b""
@@ -71,6 +77,23 @@ class StagingWorker(CheckpointEngineWorker):
         layout = self._staging.finish()
         return self._staging.layout_id, b"" if self._staging.layout_id in known else layout
 
+    @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
+    def execute_checkpoint_engine(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """verl's; what still waits for a bucket of a transfer that failed is out of the way of the next one."""
+        engine = self.checkpoint_engine
+        if method == "finalize" and isinstance(socket := getattr(engine, "socket", None), EndableSocket):
+            socket.end()
+            time.sleep(3 * POLL_S)
+        result = super().execute_checkpoint_engine(method, *args, **kwargs)
+        if method == "init_process_group" and getattr(engine, "socket", None) is not None:
+            engine.socket = EndableSocket(engine.socket)
+        return result
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get_node(self) -> str:
+        """Ray's id of the node on which this process runs."""
+        return str(ray.get_runtime_context().get_node_id())
+
 
 class WeightUpdater(CheckpointEngineManager):
     """Hands each version to all generators without aborting a request; leaves out those that died or are out of reach.
@@ -82,7 +105,8 @@ class WeightUpdater(CheckpointEngineManager):
         settings: ours.
         on_lost: called with the replicas that are left out.
         serving: addresses to which requests still go; None: all. A replica that gets none has no business here either.
-        on_returned: called with replicas that were left out, answer again, and hold the current weights.
+        on_returned: called with replicas that were left out or launched anew, and hold the current weights.
+        launch: launches a replica in the place of a dead one (`Relauncher`); None: nobody does.
     """
 
     _serving: Callable[[], Collection[str]] | None = None
@@ -96,6 +120,7 @@ class WeightUpdater(CheckpointEngineManager):
         on_lost: Callable[[Sequence[Any]], None],
         serving: Callable[[], Collection[str]] | None = None,
         on_returned: Callable[[Sequence[Any]], None] = lambda replicas: None,
+        launch: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__(config=config, actor_wg=actor_wg, replicas=list(replicas))
         self._settings = settings
@@ -104,10 +129,13 @@ class WeightUpdater(CheckpointEngineManager):
         self._on_lost = on_lost
         self._serving = serving
         self._on_returned = on_returned
-        self._left_out = LeftOut(settings.max_strikes)
+        self._relauncher = Relauncher(launch or (lambda replica: None), settings.max_relaunches if launch else 0)
+        self._left_out = LeftOut(settings.max_strikes, settings.transfer_timeout_s, self._relauncher.start)
+        self._version = 0  # that generators hold, or should
         self._returning: list[Any] = []  # they take part in the next update, and get no requests before
         self._rollout: Any = None  # verl's worker group over all generators, while their process group stands
-        self._layouts: set[str] = set()  # of staged weights, known to the generators they belong to
+        self._copies = StagedCopies()
+        self._sending: list[asyncio.Future[Any]] = []  # the trainer's ranks, while they may be in a transfer
         self._hung: set[int] = set()  # ranks of generators that did not end their part of an update
 
     @auto_await
@@ -121,8 +149,12 @@ class WeightUpdater(CheckpointEngineManager):
             GeneratorsLostError: no generator is left.
             WeightSyncError: a living generator could not take the weights, or the transfer hangs although all live.
         """
+        self._version = global_steps
         await self._leave_out_dead()
         await self._take_back()
+        return await self._bring(global_steps)
+
+    async def _bring(self, global_steps: int) -> dict[str, float]:
         strikes = 0
         while True:
             try:
@@ -145,12 +177,15 @@ class WeightUpdater(CheckpointEngineManager):
 
     @auto_await
     async def check_generators(self) -> None:
-        """Leave out generators that died.
+        """Leave out generators that died, see who is back; if none was left, these get weights and requests at once.
 
         Raises:
             GeneratorsLostError: no generator is left.
         """
         await self._leave_out_dead()
+        await self._take_back()
+        if len(self._returning) == len(self.replicas):
+            await self._bring(self._version)
 
     async def _update(self, version: int) -> dict[str, float]:
         if self._rollout is None:
@@ -165,15 +200,15 @@ class WeightUpdater(CheckpointEngineManager):
             updates = await self._by_every_generator(f"the swap to version {version}", finishing)
             updates = [{**update, "swap_s": transfer_s} for update in updates]
         else:
-            known = frozenset(self._layouts)
-            receiving = self._rollout.stage_weights(self._staging, known, global_steps=version)
+            copies = self._copies
+            receiving = self._rollout.stage_weights(self._staging, copies.known, copies.sharers, global_steps=version)
             sent, staged = await self._transfer(receiving, version)
             transfer_s = time.perf_counter() - started
             by_worker = iter(staged)
-            swaps = [
-                self._swap(replica, version, list(itertools.islice(by_worker, len(replica.workers))))
-                for replica in self.replicas
-            ]
+            copies.note_staged(
+                {r.replica_rank: list(itertools.islice(by_worker, len(r.workers))) for r in self.replicas}
+            )
+            swaps = [self._swap(replica, version) for replica in self.replicas]
             updates = await self._by_every_generator(f"the swap to version {version}", swaps)
         return {**sent, **_summarise(updates, transfer_s)}
 
@@ -183,6 +218,12 @@ class WeightUpdater(CheckpointEngineManager):
         verl's own `build_process_group` does the same and waits for ever if a generator dies in it.
         """
         workers = [worker for replica in self.replicas for worker in replica.workers]
+        if self._staging == HOST:
+            # TP over several nodes is refused: all workers of an engine are on one.
+            asked = [worker.get_node.remote() for worker in workers]
+            nodes = await self._within_limit("asking for the nodes of the generators", [], asked)
+            ranks = [replica.replica_rank for replica in self.replicas for _ in replica.workers]
+            self._copies.share(dict(zip(ranks, nodes, strict=True)))
         cls = RayClassWithInitArgs(cls=ray.remote(StagingWorker))
         rollout = RayWorkerGroup(worker_handles=workers, ray_cls_with_init=cls)
         both = (self.actor_wg, rollout)
@@ -200,19 +241,22 @@ class WeightUpdater(CheckpointEngineManager):
     async def _transfer(self, receiving: list[Any], version: int) -> tuple[dict[str, float], list[Any]]:
         """The trainer's metrics and what each generator's worker returned."""
         sending = self.actor_wg.update_weights(global_steps=version, mode=self.backend)
-        results = await self._within_limit(f"the transfer of version {version}", sending, receiving)
+        self._sending = [asyncio.ensure_future(as_coroutine(ref)) for ref in sending]
+        shielded = [asyncio.shield(task) for task in self._sending]
+        results = await self._within_limit(f"the transfer of version {version}", shielded, receiving)
+        self._sending = []
         metrics: dict[str, float] = {}
         for result in results[: len(sending)]:
             metrics.update(result or {})
         return metrics, results[len(sending) :]
 
     async def _within_limit(self, what: str, trainers: Sequence[Any], generators: Sequence[Any]) -> list[Any]:
-        """Results of calls to every trainer rank and every generator's worker, which take part in one collective.
+        """Results of calls to every trainer rank and every generator's worker, or to one of both kinds.
 
         Raises:
             WeightSyncError: some have not ended in time; names them. What is hung in a collective cannot be ended.
         """
-        workers = [replica.replica_rank for replica in self.replicas for _ in replica.workers]
+        workers = [replica.replica_rank for replica in self.replicas for _ in replica.workers] if generators else []
         names = [f"trainer rank {rank}" for rank in range(len(trainers))] + [f"generator {rank}" for rank in workers]
         limit_s = self._settings.transfer_timeout_s
         tasks = [asyncio.ensure_future(as_coroutine(ref)) for ref in [*trainers, *generators]]
@@ -254,27 +298,47 @@ class WeightUpdater(CheckpointEngineManager):
             )
         return [task.result() for task in tasks]
 
-    async def _swap(self, replica: Any, version: int, staged: list[tuple[str, bytes]]) -> dict[str, float]:
-        first = staged[0][1]
-        layouts = [layout if layout_id else first for layout_id, layout in staged]
+    async def _swap(self, replica: Any, version: int) -> dict[str, float]:
+        layouts = self._copies.to_open(replica.replica_rank)
         update = dict(await replica.servers[0].swap.remote(version, layouts, self._settings.recomputes))
-        self._layouts |= {layout_id for layout_id, _ in staged if layout_id}
+        self._copies.note_opened(replica.replica_rank)
         return update
 
     async def _finish(self, replica: Any, version: int) -> dict[str, float]:
         return dict(await replica.servers[0].finish_update.remote(version, self._settings.recomputes))
 
     async def _take_back(self) -> None:
-        """Let replicas that answer again take part in the next update, with a process group that has them in it."""
-        returned = self._left_out.find_returned()
+        """Let replicas that answer again, or are new, take part in the next update, with a process group for all."""
+        launched = self._relauncher.take_launched()
+        for replica in launched:
+            self._copies.forget(replica.replica_rank)
+        returned = self._left_out.find_returned() + launched
         if not returned:
             return
         logger.warning("generators %s are back", ", ".join(str(replica.replica_rank) for replica in returned))
         self.add_replicas(returned)
-        self._returning = returned
+        self._returning += returned
         self._hung.difference_update(replica.replica_rank for replica in returned)
         if self._rollout is not None:
             await self._forget_group()
+
+    async def _wait_for_generators(self) -> None:
+        """Until one is there to take part, when none is left.
+
+        Raises:
+            GeneratorsLostError: none comes back or is launched within the limit of a transfer.
+        """
+        began = time.monotonic()
+        while not self.replicas:
+            num_awaited = self._left_out.num_asked + self._relauncher.num_under_way
+            if not num_awaited or time.monotonic() - began > self._settings.transfer_timeout_s:
+                raise GeneratorsLostError(
+                    "every generator of this run is dead, hung or out of reach, and none was launched in its place "
+                    f"({MAX_RELAUNCHES}={self._settings.max_relaunches}, {TRANSFER_TIMEOUT}="
+                    f"{self._settings.transfer_timeout_s:g}); look for the first error of a vLLM engine"
+                )
+            await asyncio.sleep(min(LOOK_S, self._settings.transfer_timeout_s))
+            await self._take_back()
 
     async def _leave_out_dead(self) -> bool:
         """Take replicas that do not answer, or get no requests any more, out of the group; whether there were any."""
@@ -289,12 +353,11 @@ class WeightUpdater(CheckpointEngineManager):
         self._on_lost(dead)
         await asyncio.gather(*[self._give_up(replica) for replica in dead])
         self._left_out.add(dead)
-        if not self.replicas:
-            raise GeneratorsLostError(
-                "every generator of this run is dead, hung or out of reach; look for the first error of a vLLM engine"
-            )
+        if not self.replicas and not self._relauncher.num_under_way + self._left_out.num_asked:
+            await self._wait_for_generators()
         if self._rollout is not None:
             await self._forget_group()
+        await self._wait_for_generators()
         return True
 
     def _find_unserving(self) -> list[Any]:
@@ -323,8 +386,13 @@ class WeightUpdater(CheckpointEngineManager):
     async def _forget_group(self) -> None:
         """End the group on those that live; the next update builds one without the dead.
 
-        verl's NCCL engine does so with ``rebuild_group=True`` only, which the start-up check asks for.
+        Every rank of the trainer has to be out of a transfer that failed before: its ranks gather each weight together,
+        and those of two transfers must not meet. verl's NCCL engine ends a group with ``rebuild_group=True`` only,
+        which the start-up check asks for.
         """
+        sending, self._sending = self._sending, []
+        if sending:
+            await self._within_limit("ending a transfer that failed", [_settle(task) for task in sending], [])
         workers = [worker for replica in self.replicas for worker in replica.workers]
         generators = [worker.execute_checkpoint_engine.remote("finalize") for worker in workers]
         trainers = self.actor_wg.execute_checkpoint_engine(["finalize"] * self.actor_wg.world_size)
@@ -349,6 +417,13 @@ class WeightUpdater(CheckpointEngineManager):
                 if is_unreachable(error) and strike < self._settings.max_strikes:
                     await asyncio.sleep(strike_pause_s(strike))
         return False
+
+
+async def _settle(task: asyncio.Future[Any]) -> None:
+    """Wait for the end of a call, however it ends."""
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # taken note of: what raised it was raised by the transfer
 
 
 def _summarise(updates: list[dict[str, float]], transfer_s: float) -> dict[str, float]:

@@ -131,9 +131,7 @@ def plan_from_arguments(arguments: argparse.Namespace) -> Plan:
     reserve = arguments.gpu_memory_gib * 0.05 if arguments.reserve_gib is None else arguments.reserve_gib
     if arguments.rejected_frac and not select(config, FILTER_GROUPS, False):
         raise ScaleRLConfigError(
-            [
-                f"--rejected-frac={arguments.rejected_frac}: {FILTER_GROUPS} is off, so no group is rejected; leave it out"
-            ]
+            [f"--rejected-frac={arguments.rejected_frac}: {FILTER_GROUPS} is off and rejects no group; leave it out"]
         )
     layout = read_layout(config, shape, arguments.gpu_memory_gib, reserve)
     trainers = arguments.trainer_gpus or layout.trainer_gpus

@@ -54,7 +54,7 @@ class GeneratorMemory:
     """Bytes on one GPU that generates, and how many sequences of the greatest length its engine holds.
 
     ``staged`` and ``buffers`` lie beside vLLM's share: the whole model on every GPU of an engine, as each receives it
-    whole. ``host`` is one engine's copy in page-locked memory of its node.
+    whole. ``host`` is the copy in page-locked memory of a node, for all its engines.
     """
 
     budget: float

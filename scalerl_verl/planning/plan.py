@@ -57,7 +57,7 @@ class Plan:
     @property
     def host_bytes(self) -> float:
         """Page-locked memory of a node that generates, in which weights wait."""
-        return self.generator.host * self.layout.engines_per_node
+        return self.generator.host
 
     @property
     def gpu_bytes(self) -> float:
@@ -96,7 +96,7 @@ def make_plan(
         *_cluster(layout, cluster_gpus),
         *_trainer_fit(shape, layout, trainer),
         *_generator_fit(layout, generator),
-        *_host_fit(layout, generator, node_bytes),
+        *_host_fit(generator, node_bytes),
         *_shared_fit(layout, trainer, generator),
     ]
     return Plan(
@@ -258,14 +258,12 @@ def _room_for_update(layout: RunLayout, memory: GeneratorMemory) -> Iterator[str
         yield f"lower {BUCKET}"
 
 
-def _host_fit(layout: RunLayout, memory: GeneratorMemory, node_bytes: float | None) -> Iterator[str]:
-    """Staged copies in page-locked memory, one an engine."""
-    needed = memory.host * layout.engines_per_node
-    if node_bytes is not None and needed > node_bytes:
+def _host_fit(memory: GeneratorMemory, node_bytes: float | None) -> Iterator[str]:
+    """The staged copy in page-locked memory, one a node."""
+    if node_bytes is not None and memory.host > node_bytes:
         yield (
-            f"weights staged in host memory take {needed / GIB:.1f} GiB of a node's {node_bytes / GIB:.0f}, "
-            f"{memory.host / GIB:.1f} for each of {layout.engines_per_node} engines: raise "
-            f"{ROLLOUT}.tensor_model_parallel_size (one copy serves an engine), or set {STAGING}=none"
+            f"weights staged in host memory take {memory.host / GIB:.1f} GiB of a node's {node_bytes / GIB:.0f}, one "
+            f"copy for all its engines: set {STAGING}=none"
         )
 
 

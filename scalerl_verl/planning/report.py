@@ -158,10 +158,9 @@ def _update(plan: Plan) -> list[str]:
 def _host(plan: Plan) -> list[str]:
     if not plan.host_bytes:
         return []
-    each, engines = plan.generator.host / GIB, plan.layout.engines_per_node
     return [
         f"host        {plan.host_bytes / GIB:.2f} GiB of page-locked memory on a node that generates: weights wait "
-        f"there, {each:.2f} for each of {engines} engine(s)"
+        f"there, one copy for its {plan.layout.engines_per_node} engine(s)"
     ]
 
 

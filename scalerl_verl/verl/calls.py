@@ -387,6 +387,22 @@ VERL_SPECS = (
         call="await create(cls, config=config, load_balancer_cls=load_balancer_cls)",
     ),
     _call(
+        "servers.launch",
+        "verl.workers.rollout.replica",
+        "RolloutReplica.init_standalone",
+        "The pipeline launches a generator in the place of a dead one, whose ``resource_pool`` it gives back.",
+        _VERL_PIPELINE,
+        call="await init_standalone(self)",
+    ),
+    _call(
+        "servers.devices",
+        "verl.single_controller.ray.base",
+        "RayResourcePool.get_placement_groups",
+        "It leaves the placement groups of a generator in ``pgs``, where the pipeline finds those of a dead one.",
+        _VERL_PIPELINE,
+        call="get_placement_groups(self)",
+    ),
+    _call(
         "servers.client",
         _SERVERS,
         "LLMServerManager.get_client",

@@ -51,17 +51,24 @@ async def gated_score(
 async def faulty_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any], **_: object
 ) -> dict[str, float]:
-    """The same, but what the probe's ``faults.json`` lists by row raises, hangs, or has no number for a score."""
-    try:
-        faults = json.loads(Path(os.environ["PROBE_DIR"], "faults.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):  # it is being written
-        faults = {}
+    """The same, but what the probe's ``faults.json`` lists by row raises, hangs, waits, or has no number for it."""
+    faults = _read_faults()
+    while extra_info["index"] in faults.get("waiting", ()):
+        await asyncio.sleep(0.05)
+        faults = _read_faults()
     if extra_info["index"] in faults.get("raising", ()):
         raise RuntimeError("planted fault: this reward cannot be computed")
     if extra_info["index"] in faults.get("hanging", ()):
         await asyncio.sleep(1e6)
     result = compute_score(data_source, solution_str, ground_truth, extra_info)
     return {**result, "score": float("nan")} if extra_info["index"] in faults.get("poisoned", ()) else result
+
+
+def _read_faults() -> dict[str, list[int]]:
+    try:
+        return json.loads(Path(os.environ["PROBE_DIR"], "faults.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):  # it is being written
+        return {}
 
 
 def _listed(gate: Path) -> list[int]:

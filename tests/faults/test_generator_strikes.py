@@ -92,7 +92,8 @@ def test_passing_network_fault_costs_no_generator(generators: list[Replica]) -> 
 @pytest.mark.fault("a generator that hung for a while is lost for the rest of the run")
 def test_generator_that_hung_is_asked_until_it_answers_and_one_that_died_is_not(generators: list[Replica]) -> None:
     """SIGSTOP, left out, SIGCONT: it has let go of its requests and serves new ones. Then SIGKILL."""
-    replica, left_out = generators[0], LeftOut(max_returns=2)
+    dead: list[Replica] = []
+    replica, left_out = generators[0], LeftOut(max_returns=2, limit_s=60, on_dead=dead.append)
     server = replica.servers[0]
     pid = ray.get(server.get_pid.remote())
     answer = server.generate.remote([1, 2], {}, "old")
@@ -111,13 +112,20 @@ def test_generator_that_hung_is_asked_until_it_answers_and_one_that_died_is_not(
     assert ray.get(server.generate.remote([1, 2], {}, "new"), timeout=30).token_ids == [7]
     left_out.add([replica])
     assert wait_for(left_out.find_returned) == [replica]
+    assert dead == []
     left_out.add([replica])
-    assert not left_out._questions, "as often as it may come back"
+    assert not left_out.num_asked and dead == [replica], "as often as it may come back"
+    hung = LeftOut(max_returns=1, limit_s=0.5, on_dead=dead.append)
+    os.kill(pid, signal.SIGSTOP)
+    hung.add([replica])
+    assert hung.find_returned() == [] and len(dead) == 1
+    wait_for(lambda: hung.find_returned() or not hung.num_asked)
+    assert dead == [replica] * 2, "it did not answer in time"
     os.kill(pid, signal.SIGKILL)
-    other = LeftOut(max_returns=1)
+    other = LeftOut(max_returns=1, limit_s=60, on_dead=dead.append)
     other.add([replica])
-    wait_for(lambda: not other._questions or other.find_returned())
-    assert not other._questions
+    wait_for(lambda: other.find_returned() or not other.num_asked)
+    assert dead == [replica] * 3
 
 
 def wait_for(find: Callable[[], Any]) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -19,6 +20,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 POISONED = 3
 """Row of the data whose reward is NaN where the reward function is `faulty_score`."""
+WAITING = 25
+"""Row of step 4 whose reward comes only when another generator is up in the place of the dead one."""
+STEPS = 7
+UP_AGAIN = re.compile(r"generator \d is up again")
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +31,13 @@ def bereaved(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
     """The whole recipe, k = 0, with two generators, one of which is killed in the middle; one row's reward is NaN."""
     folder = tmp_path_factory.mktemp("bereaved")
     (folder / "weights").mkdir()
-    (folder / "weights" / "faults.json").write_text(json.dumps({"poisoned": [POISONED]}))
+    faults = folder / "weights" / "faults.json"
+    faults.write_text(json.dumps({"poisoned": [POISONED], "waiting": [WAITING]}))
     done: list[int] = []
 
     def kill_one_generator(processes: set[int]) -> None:
+        if done and any(UP_AGAIN.search(log.read_text()) for log in folder.glob("log-*.txt")):
+            faults.write_text(json.dumps({"poisoned": [POISONED]}))
         if done or last_step(folder) < 2:
             return
         servers = sorted(p for p in processes if title_of(p).startswith("ray::PipelineHttpServer"))
@@ -45,7 +53,7 @@ def bereaved(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
         "trainer.v1.pipeline_rl.max_staleness=0",
         "actor_rollout_ref.rollout.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=3",
-        "trainer.total_training_steps=7",
+        f"trainer.total_training_steps={STEPS}",
         "reward.custom_reward_function.name=faulty_score",
         presets=RECIPE,
         folder=folder,
@@ -55,17 +63,20 @@ def bereaved(run_verl: RunVerl, tiny_assets: Path, tmp_path_factory: pytest.Temp
     return run
 
 
-def test_training_goes_on_without_a_dead_generator(bereaved: VerlRun) -> None:
+@pytest.mark.fault("a generator that died is lost for the rest of the run")
+def test_training_goes_on_without_a_dead_generator_and_another_one_takes_its_place(bereaved: VerlRun) -> None:
     assert bereaved.code == 0, bereaved.tail()
-    assert sorted(bereaved.metrics) == list(range(1, 8))
+    assert sorted(bereaved.metrics) == list(range(1, STEPS + 1))
     replicas = [metrics[f"{PREFIX}/replicas"] for _, metrics in sorted(bereaved.metrics.items())]
-    assert replicas[0] == 2 and replicas[-1] == 1
+    assert replicas[0] == 2 and min(replicas) == 1 and replicas[-1] == 2
+    assert re.search(r"generator \d is launched again: try 1 of 3", bereaved.log) and UP_AGAIN.search(bereaved.log)
+    assert bereaved.leftover_processes == 0
 
 
 def test_prompts_of_a_dead_generator_are_trained(bereaved: VerlRun) -> None:
     assert bereaved.code == 0, bereaved.tail()
     responses: list[Response] = read_responses(bereaved.folder / "weights")
-    assert len({r.group for r in responses}) == 7 * NUM_PROMPTS
+    assert len({r.group for r in responses}) == STEPS * NUM_PROMPTS
     contents = {r.content for r in responses}
     assert len(contents) == 31, "the first pass over the data misses a prompt"
 

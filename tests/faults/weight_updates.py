@@ -54,7 +54,7 @@ def make_workers(engine: Any, dtype: str, num_receivers: int, is_master: bool) -
     for rank in range(num_receivers):
         receiver = StagingWorker.__new__(StagingWorker)
         receiver.checkpoint_engine = GlooCheckpointEngine(BUCKET_BYTES, timeout_s=60)
-        receiver.server_adapter = SimpleNamespace(rollout_rank=rank)
+        receiver.server_adapter = SimpleNamespace(rollout_rank=rank, replica_rank=0)
         receivers.append(receiver)
     return sender, receivers
 
@@ -71,7 +71,8 @@ def join_group(sender: Any, receivers: list[Any], rank: int) -> None:
 
 async def update(sender: Any, receivers: list[Any], staging: str, rank: int) -> list[tuple[str, bytes]]:
     """One update; what each receiver returned."""
-    receiving = [receiver.stage_weights(staging, frozenset(), 1) for receiver in receivers] if rank == 0 else []
+    nobody: frozenset[Any] = frozenset()
+    receiving = [receiver.stage_weights(staging, nobody, nobody, 1) for receiver in receivers] if rank == 0 else []
     _, *staged = await asyncio.gather(sender.update_weights(global_steps=1), *receiving)
     return staged
 

@@ -11,6 +11,7 @@ from scalerl_verl.cpu.vllm_alias import install_vllm_alias
 
 install_vllm_alias()
 
+from scalerl_verl.errors import NoGeneratorError  # noqa: E402
 from scalerl_verl.pipeline import balancer as module  # noqa: E402
 from scalerl_verl.pipeline.balancer import PipelineBalancer  # noqa: E402
 from scalerl_verl.pipeline.failures import LONGEST_PAUSE_S, strike_pause_s  # noqa: E402
@@ -88,7 +89,7 @@ def test_unknown_server_and_the_last_one_removed_need_no_wait(clock: Clock) -> N
     balancer = make_balancer("a")
     assert balancer.report_unreachable("gone", 3) == 0.0
     assert balancer.report_unreachable("a", 1) == 0.0
-    with pytest.raises(RuntimeError, match="No available servers"):
+    with pytest.raises(NoGeneratorError, match="no generator takes requests"):
         balancer.acquire_server("r")
 
 

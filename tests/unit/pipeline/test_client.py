@@ -21,7 +21,8 @@ install_vllm_alias()
 
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 
-from scalerl_verl.errors import RequestFailedError  # noqa: E402
+from scalerl_verl.errors import NoGeneratorError, RequestFailedError  # noqa: E402
+from scalerl_verl.pipeline import client as client_module  # noqa: E402
 from scalerl_verl.pipeline import failures  # noqa: E402
 from scalerl_verl.pipeline.client import PipelineClient, is_dead_generator  # noqa: E402
 
@@ -70,6 +71,8 @@ class StubBalancer:
     def __init__(self, servers: dict[str, StubServer]) -> None:
         self.servers, self.open = dict(servers), 0
         self.removed: list[str] = []
+        self.coming: dict[str, StubServer] = {}
+        self.num_empty = 0
         self.asked: list[str] = []
         self.require_acquire_fields = Remote(self._no_fields)
         self.require_release_fields = Remote(self._no_fields)
@@ -84,7 +87,10 @@ class StubBalancer:
 
     async def _acquire(self, request_id: str) -> tuple[str, StubServer]:
         if not self.servers:
-            raise RuntimeError("No available servers in load balancer")
+            self.num_empty += 1
+            self.servers.update(self.coming)
+            error = NoGeneratorError("no generator takes requests at the moment")
+            raise ray.exceptions.RayTaskError("acquire_server", "traceback", error)
         self.asked.append(request_id)
         self.open += 1
         return next(iter(self.servers.items()))
@@ -190,6 +196,22 @@ def test_media_are_refused() -> None:
     with pytest.raises(ValueError, match="image_data in a request"):
         generate(make_client(StubServer([]))[0], image_data=[SimpleNamespace()])
     assert generate(make_client(StubServer([[1]]))[0], image_data=None, video_data=[]).token_ids == [1]
+
+
+def test_request_waits_for_a_generator_in_the_place_of_the_last_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "NO_GENERATOR_PAUSE_S", 0.01)
+    client, balancer = make_client(StubServer([ray.exceptions.ActorDiedError()]), timeout_s=5)
+    balancer.coming = {"server-1": StubServer([[1, 2]])}
+    output = generate(client)
+    assert output.token_ids == [1, 2] and output.extra_fields["reissues"] == 1
+    assert balancer.removed == ["server-0"] and balancer.num_empty == 1
+
+
+def test_request_for_which_no_generator_comes_fails_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "NO_GENERATOR_PAUSE_S", 0.01)
+    client, _ = make_client()
+    with pytest.raises(RequestFailedError, match=r"3 times: no generator came back within 0\.05 s"):
+        generate(client)
 
 
 def test_only_death_is_death() -> None:

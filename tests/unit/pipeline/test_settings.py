@@ -36,6 +36,7 @@ def test_sections_are_read_and_may_be_absent() -> None:
         ("transfer_timeout_s", -1, "positive number of seconds"),
         ("max_attempts", 0, "1 or more"),
         ("max_strikes", 0, "1 or more"),
+        ("max_relaunches", -1, "0 or more"),
         ("parameter_sync_step", 2, "every optimizer step is a version"),
         ("max_stalenes", 4, "; did you mean max_staleness?"),
     ],

@@ -81,6 +81,7 @@ class Absent:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.back: list[Any] = []
+        self.num_asked = 0
 
     def add(self, replicas: list[Any]) -> None:
         self.asked += replicas
@@ -110,7 +111,9 @@ class World:
         server = Stub(
             f"server-{number}", self.log, {name: [dict(UPDATE) for _ in range(9)] for name in ("swap", "finish_update")}
         )
-        worker = Stub(f"worker-{number}", self.log, {"stage_weights": [(f"layout-{number}", b"") for _ in range(9)]})
+        worker = Stub(
+            f"worker-{number}", self.log, {"stage_weights": [(f"layout-{number}", b"where") for _ in range(9)]}
+        )
         return Replica(replica_rank=number, servers=[server], workers=[worker], server_address=f"address-{number}")
 
     async def build(self) -> None:
@@ -150,7 +153,7 @@ def test_ranks_that_keep_no_weights_load_from_the_memory_of_the_first(monkeypatc
     world.updater.update_weights(1)
     world.updater.update_weights(2)
     assert seen == [[b"where it lies"] * 2, [b""] * 2]
-    assert world.updater._layouts == {"layout-0"}
+    assert world.updater._copies.known == {"layout-0"}
 
 
 @pytest.mark.parametrize(("asked", "staging"), [("device", "host"), ("host", "host"), ("none", "none")])
@@ -259,15 +262,46 @@ def test_run_ends_when_no_generator_is_left(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.fault("one request stuck running: sampling waits for ever")
 def test_generator_that_dies_in_a_hanging_transfer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stub's collective hangs for all when a peer dies, without an error, as NCCL's may."""
+    """The stub's collective hangs for the others when a peer dies, and ends for the trainer after its time-out."""
     world = World(monkeypatch, transfer_timeout_s=0.1)
-    world.updater.actor_wg.members[0].answers["update_weights"] = [HANG, {"sent": 1.0}]
-    world.replicas[0].workers[0].answers["stage_weights"] = [HANG, ("layout-0", b"")]
+    world.updater.actor_wg.members[0].answers["update_weights"] = [RuntimeError("timed out"), {"sent": 1.0}]
+    world.replicas[0].workers[0].answers["stage_weights"] = [HANG, ("layout-0", b"where")]
     world.replicas[1].workers[0].answers["stage_weights"] = [HANG]
     world.replicas[1].servers[0].answers["check_alive"] = [None, ray.exceptions.ActorDiedError()]
     metrics = world.updater.update_weights(1)
     assert world.lost == [world.replicas[1]] and world.num_built == 2
     assert metrics["sent"] == 1.0 and metrics["scalerl/pipeline/replicas"] == 1
+
+
+def test_transfer_is_made_again_only_when_every_rank_of_the_trainer_is_out_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault: ranks that gather weights for two transfers at once get each other's, or wait for ever."""
+    world = World(monkeypatch)
+    died = ray.exceptions.ActorDiedError()
+    world.replicas[1].workers[0].answers["stage_weights"] = [died]
+    world.replicas[1].servers[0].answers["check_alive"] = [None, died]
+    trainer = world.updater.actor_wg.members[0]
+
+    async def end_late(**_: Any) -> dict[str, float]:
+        world.log.append(("trainer", "begins"))
+        await asyncio.sleep(0.1)
+        world.log.append(("trainer", "ends"))
+        return {"sent": 1.0}
+
+    trainer.update_weights = SimpleNamespace(remote=end_late)
+    assert world.updater.update_weights(1)["scalerl/pipeline/replicas"] == 1
+    assert world.calls("trainer") == ["begins", "ends", "finalize", "begins", "ends"]
+
+
+def test_trainer_that_a_dead_peer_holds_in_a_transfer_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can get it out, as of NCCL's collectives."""
+    world = World(monkeypatch, transfer_timeout_s=0.1)
+    world.updater.actor_wg.members[0].answers["update_weights"] = [HANG]
+    world.replicas[1].workers[0].answers["stage_weights"] = [died := ray.exceptions.ActorDiedError()]
+    world.replicas[1].servers[0].answers["check_alive"] = [None, died]
+    with pytest.raises(WeightSyncError, match=r"ending a transfer that failed .*still in it: trainer rank 0\."):
+        world.updater.update_weights(1)
 
 
 def test_transfer_that_hangs_although_all_live_ends_the_run_and_names_who(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +423,45 @@ def test_generator_that_answers_again_gets_the_weights_and_then_requests(monkeyp
     assert returned == [left_out] and ("server-1", "swap") in world.log[:at], "requests before weights"
     serving.append("address-1")
     assert world.updater.update_weights(4)["scalerl/pipeline/replicas"] == 2 and len(world.returned) == 1
+
+
+class Launching:
+    """In place of the Relauncher: what was launched is there when a test says so."""
+
+    def __init__(self, *ready: Any) -> None:
+        self.num_under_way, self.looks, self.ready = 1, 0, list(ready)
+
+    def take_launched(self) -> list[Any]:
+        self.looks += 1
+        if self.looks < 3:
+            return []
+        self.num_under_way, ready, self.ready = 0, self.ready, []
+        return ready
+
+
+@pytest.mark.fault("a generator that died is lost for the rest of the run")
+def test_run_waits_for_a_generator_in_the_place_of_its_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the weights that the dead one had before it gets requests, while the trainer waits for data."""
+    monkeypatch.setattr(weights, "LOOK_S", 0.01)
+    world = World(monkeypatch, num=1)
+    world.updater.update_weights(3)
+    world.replicas[0].servers[0].answers["check_alive"] = ray.exceptions.ActorDiedError()
+    fresh = world.replica(7)
+    world.updater._relauncher = Launching(fresh)  # type: ignore[assignment]
+    world.updater.check_generators()
+    assert world.lost == [world.replicas[0]] and world.updater.replicas == [fresh]
+    ((returned, at),) = world.returned
+    assert returned == [fresh] and ("server-7", "swap") in world.log[:at], "requests before weights"
+    assert world.num_built == 2 and world.updater.update_weights(4)["scalerl/pipeline/replicas"] == 1
+
+
+def test_run_ends_when_the_launch_takes_longer_than_a_transfer_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, num=1, transfer_timeout_s=0.05)
+    world.replicas[0].servers[0].answers["check_alive"] = ray.exceptions.ActorDiedError()
+    world.updater._relauncher = Launching()  # type: ignore[assignment]
+    world.updater._relauncher.looks = -(10**9)
+    with pytest.raises(GeneratorsLostError, match=r"none was launched in its place .*max_relaunches=3, .*=0\.05"):
+        world.updater.check_generators()
 
 
 @pytest.mark.fault("a generator that hung for a while is lost for the rest of the run")
