@@ -322,6 +322,12 @@ class WeightUpdater(CheckpointEngineManager):
         if self._rollout is not None:
             await self._forget_group()
 
+    def _num_awaited(self) -> int:
+        """Generators that may yet be there; a run that launches none ends with its last one."""
+        if not self._settings.max_relaunches:
+            return 0
+        return self._left_out.num_asked + self._relauncher.num_under_way
+
     async def _wait_for_generators(self) -> None:
         """Until one is there to take part, when none is left.
 
@@ -330,8 +336,7 @@ class WeightUpdater(CheckpointEngineManager):
         """
         began = time.monotonic()
         while not self.replicas:
-            num_awaited = self._left_out.num_asked + self._relauncher.num_under_way
-            if not num_awaited or time.monotonic() - began > self._settings.transfer_timeout_s:
+            if not self._num_awaited() or time.monotonic() - began > self._settings.transfer_timeout_s:
                 raise GeneratorsLostError(
                     "every generator of this run is dead, hung or out of reach, and none was launched in its place "
                     f"({MAX_RELAUNCHES}={self._settings.max_relaunches}, {TRANSFER_TIMEOUT}="
@@ -353,7 +358,7 @@ class WeightUpdater(CheckpointEngineManager):
         self._on_lost(dead)
         await asyncio.gather(*[self._give_up(replica) for replica in dead])
         self._left_out.add(dead)
-        if not self.replicas and not self._relauncher.num_under_way + self._left_out.num_asked:
+        if not self.replicas and not self._num_awaited():
             await self._wait_for_generators()
         if self._rollout is not None:
             await self._forget_group()

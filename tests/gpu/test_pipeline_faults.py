@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: one trains, one generates"),
 ]
+NO_RELAUNCH = "trainer.v1.pipeline_rl.max_relaunches=0"
 LOST = "GeneratorsLostError: every generator of this run is dead, hung or out of reach"
 
 
@@ -48,7 +49,7 @@ def test_generator_that_dies_between_two_updates_ends_the_run_with_its_name(
             os.kill(servers[0], signal.SIGKILL)
             killed.append(servers[0])
 
-    more = ["trainer.total_training_steps=400"]
+    more = ["trainer.total_training_steps=400", NO_RELAUNCH]
     run = launch_verl(folder, assets, [*overrides_of(assets), *more], {}, each_second=kill_the_generator)
     assert killed, run.tail()
     assert_ends_with_its_name(run)
@@ -61,7 +62,7 @@ def test_generator_that_dies_inside_a_transfer_ends_the_run_with_its_name(
     assets, folder = make_assets(tmp_path_factory.mktemp("assets")), tmp_path_factory.mktemp("inside")
     widen(assets / "model")
     # The first of many buckets: the rest of the weights is still to come.
-    more = ["actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=8"]
+    more = ["actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=8", NO_RELAUNCH]
     run = launch_verl(folder, assets, [*overrides_of(assets), *more], {"PROBE_DIE_IN_TRANSFER": "3"})
     assert Path(folder, "weights", "planted").exists(), run.tail()
     assert_ends_with_its_name(run)

@@ -455,6 +455,17 @@ def test_run_waits_for_a_generator_in_the_place_of_its_only_one(monkeypatch: pyt
     assert world.num_built == 2 and world.updater.update_weights(4)["scalerl/pipeline/replicas"] == 1
 
 
+def test_run_that_launches_none_ends_with_its_last_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, also while the dead one is asked: its trainer may be in a collective that nobody ends."""
+    world = World(monkeypatch, num=1, max_relaunches=0)
+    world.updater.update_weights(1)
+    world.absent.num_asked = 1
+    world.replicas[0].servers[0].answers["check_alive"] = ray.exceptions.ActorDiedError()
+    with pytest.raises(GeneratorsLostError):
+        world.updater.check_generators()
+    assert "finalize" not in world.calls("trainer")
+
+
 def test_run_ends_when_the_launch_takes_longer_than_a_transfer_may(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, num=1, transfer_timeout_s=0.05)
     world.replicas[0].servers[0].answers["check_alive"] = ray.exceptions.ActorDiedError()
