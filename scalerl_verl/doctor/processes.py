@@ -12,7 +12,7 @@ from typing import Any
 from scalerl_verl.doctor.probe import MARK
 from scalerl_verl.doctor.report import Report
 from scalerl_verl.upstream.activation import ACTIVE_ENV, PLATFORM_ENV
-from scalerl_verl.upstream.spec import PatchSpec
+from scalerl_verl.upstream.spec import PatchSpec, is_importable
 from scalerl_verl.verl.patches import SYMBOLS
 
 TITLES = {"driver": "driver", "worker": "Ray worker", "engine": "vLLM process"}
@@ -50,7 +50,8 @@ def ask(report: Report, title: str, arguments: list[str], env: dict[str, str]) -
 
 
 def _due(spec: PatchSpec, use_cpu: bool) -> bool:
-    return spec.when != "cpu" or use_cpu
+    """A process imports no module that needs a package which is not installed here, so nothing is applied there."""
+    return (spec.when != "cpu" or use_cpu) and is_importable(spec)
 
 
 def judge(report: Report, title: str, answer: dict[str, Any], use_cpu: bool) -> None:

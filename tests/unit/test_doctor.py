@@ -26,6 +26,7 @@ from scalerl_verl.head import verl_check as head_check
 from scalerl_verl.upstream import status
 from scalerl_verl.upstream.activation import PLATFORM_ENV, STATUS_DIR_ENV
 from scalerl_verl.upstream.nodes import ask_here
+from scalerl_verl.upstream.spec import is_importable
 from scalerl_verl.upstream.versions import POLICIES
 from scalerl_verl.verl.patches import SYMBOLS
 
@@ -189,7 +190,21 @@ def test_probe_of_a_sound_process_is_no_problem() -> None:
     report = Report()
     processes.judge(report, "driver", answer(), use_cpu=True)
     assert report.problems == []
-    assert report.lines == [f"driver: plugin loaded by verl; patches active {len(SYMBOLS)}/{len(SYMBOLS)}"]
+    num = sum(is_importable(spec) for spec in SYMBOLS)  # without Megatron its engine is not looked for
+    assert report.lines == [f"driver: plugin loaded by verl; patches active {num}/{num}"]
+
+
+def test_patches_of_a_package_that_is_not_installed_are_not_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = answer()
+    needing = [spec.name for spec in SYMBOLS if spec.needs]
+    for name in needing:
+        found["patches"][name] = {"status": "waiting", "detail": "", "late": False}
+    without, with_all = Report(), Report()
+    monkeypatch.setattr(processes, "is_importable", lambda spec: not spec.needs)
+    processes.judge(without, "driver", found, use_cpu=True)
+    monkeypatch.setattr(processes, "is_importable", lambda spec: True)
+    processes.judge(with_all, "driver", found, use_cpu=True)
+    assert without.problems == [] and len(with_all.problems) == len(needing) > 0
 
 
 def test_probe_s_findings_are_named() -> None:
