@@ -11,22 +11,27 @@ from typing import Any
 from benchmarks.launching import Step, read_steps, whole_lines
 from benchmarks.pipeline.assets import Size
 from benchmarks.pipeline.plugin.scalerl_bench.engine_log import BIN_S
-from benchmarks.pipeline.runs import Plan
+from benchmarks.pipeline.runs import FULLY_ASYNC, Plan
 
 PREFIX = "scalerl/pipeline"
 
 
-def measured_steps(steps: Sequence[Step], plan: Plan) -> tuple[list[Step], list[Step]]:
+def measured_steps(steps: Sequence[Step], plan: Plan, size: Size) -> tuple[list[Step], list[Step]]:
     """Steps of either regime in which only its own prompts were under way, and the run was warm.
 
     The prompts of ``lead`` batches are under way at once. The first steps get the shortest responses of the start; the
-    steps around the change of regimes get some of each.
+    steps around the change of regimes get some of each. fully_async_policy trains what is complete first, so that long
+    responses of the first regime arrive much later: of its second regime the steps after the last of these are taken.
     """
     change, last = plan.steps[0], sum(plan.steps)
     warm = max(2, plan.lead)
     first = [s for s in steps if warm < s.number <= change - (plan.lead - 1)]
     # towards the end nothing new is started, and generators run dry
     second = [s for s in steps if change + max(2, plan.lead + 1) < s.number <= last - (plan.lead - 1)]
+    if plan.mode == FULLY_ASYNC:
+        tokens = size.regimes[1].prompt_tokens
+        mixed = max((step.number for step in steps if step.metrics["prompt_length/mean"] != tokens), default=0)
+        second = [step for step in second if step.number > mixed]
     return first, second
 
 
@@ -114,7 +119,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 def rows_of(folder: Path, plan: Plan, size: Size, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Benchmark rows of one run; a regime that was not reached has none."""
     rows = []
-    for regime, steps in zip(size.regimes, measured_steps(read_steps(folder), plan), strict=True):
+    for regime, steps in zip(size.regimes, measured_steps(read_steps(folder), plan, size), strict=True):
         if not steps:
             continue
         case = {

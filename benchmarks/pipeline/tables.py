@@ -22,11 +22,11 @@ RIVAL = "separate_async"
 SPEED = "trained_tokens_per_s"
 
 
-def _run(back: int) -> Rows:
-    """Rows of the newest run, or of one so many before it."""
-    rows = read_rows("pipeline")
-    run_id = list(dict.fromkeys(row["run_id"] for row in reversed(rows)))[back]
-    return [row for row in rows if row["run_id"] == run_id]
+def _run(run_id: str) -> Rows:
+    rows = [row for row in read_rows("pipeline") if row["run_id"] == run_id]
+    if not rows:
+        raise ValueError(f"benchmarks/results/pipeline.jsonl has no run {run_id}")
+    return rows
 
 
 def _found(rows: Rows) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -37,9 +37,9 @@ def _is_simulated(row: dict[str, Any]) -> bool:
     return row["impl"].startswith(SIMULATOR)
 
 
-def pipeline_table(back: int = 0) -> str:
+def pipeline_table(run_id: str) -> str:
     """One line a regime and mode of a run."""
-    rows = _run(back)
+    rows = _run(run_id)
     found = _found(rows)
     lines = []
     for regime, mode in dict.fromkeys((regime, mode) for regime, mode, _ in found):

@@ -37,9 +37,6 @@ METRICS = {
 }
 """What a row has beside its pass rates; None where a validation has none, such as a step's seconds at the start."""
 
-BESIDE = ("timing_s/testing", "timing_s/save_checkpoint")
-"""Parts of verl's step that train nothing."""
-
 
 def validation_of(data: dict[str, Any]) -> Row | None:
     """Pass rate with its standard error, and [pass rate, standard error] of each family; None without a validation."""
@@ -61,13 +58,13 @@ def validation_of(data: dict[str, Any]) -> Row | None:
 def speed_of(steps: Sequence[Row]) -> Row:
     """Seconds of a step, p20, p50 and p80, and tokens sampled a second of steps; nothing before the first step.
 
-    The first two steps are left out: they compile kernels. So is the time that validations and checkpoints take.
+    The first two steps are left out: they compile kernels. verl's step does not hold its validation, nor does TRL's.
     """
     timed = [step for step in steps if "timing_s/step" in step][2:]
     if len(timed) < 2:
         return {}
     sampled = [step["scalerl/compute/generated_tokens"] for step in timed]
-    seconds = [step["timing_s/step"] - sum(step.get(name, 0.0) for name in BESIDE) for step in timed]
+    seconds = [step["timing_s/step"] for step in timed]
     in_order = sorted(seconds)
     quantiles = {f"step_s_p{q}": in_order[min(len(seconds) - 1, q * len(seconds) // 100)] for q in (20, 50, 80)}
     return {**quantiles, "tokens_per_s": (sampled[-1] - sampled[0]) / sum(seconds[1:])}

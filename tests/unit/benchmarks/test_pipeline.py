@@ -40,6 +40,15 @@ def test_steps_are_the_lines_that_steps_wrote(tmp_path: Path) -> None:
 
 def test_steps_in_which_the_kinds_of_prompts_could_mix_are_left_out() -> None:
     steps = [launching.Step(number, 0.0, 1.0, {}) for number in range(1, 31)]
-    first, second = measured_steps(steps, Plan("pipeline_rl keep", (), 1, 2, (15, 15), 300))
+    first, second = measured_steps(steps, Plan("pipeline_rl keep", (), 1, 2, (15, 15), 300), SIZES["cpu"])
     assert [step.number for step in first] == list(range(4, 14))
     assert [step.number for step in second] == list(range(20, 29))
+
+
+def test_late_responses_of_the_first_kind_end_before_the_second_is_measured() -> None:
+    size = SIZES["cpu"]
+    kinds = [size.regimes[0].prompt_tokens] * 15 + [size.regimes[1].prompt_tokens] * 15
+    kinds[22] = 28
+    steps = [launching.Step(n + 1, 0.0, 1.0, {"prompt_length/mean": float(tokens)}) for n, tokens in enumerate(kinds)]
+    _, second = measured_steps(steps, Plan(FULLY_ASYNC, (), 1, 2, (15, 15), 300), size)
+    assert [step.number for step in second] == list(range(24, 29))

@@ -95,19 +95,14 @@ def test_run_without_a_validation_of_ours_is_refused(tmp_path: Path, capsys: pyt
     assert "scalerl/validation/pass_rate" in capsys.readouterr().err
 
 
-def test_speed_leaves_out_what_trains_nothing() -> None:
-    def step(seconds: float, tokens: float, **more: float) -> dict[str, float]:
-        return {"timing_s/step": seconds, "scalerl/compute/generated_tokens": tokens, **more}
+def test_speed_leaves_out_the_first_two_steps() -> None:
+    def step(seconds: float, tokens: float) -> dict[str, float]:
+        return {"timing_s/step": seconds, "scalerl/compute/generated_tokens": tokens}
 
     first = [{}, step(90.0, 100), step(80.0, 200)]
     assert record.speed_of(first) == {}
-    later = [
-        step(4.0, 300),
-        step(12.0, 400, **{"timing_s/testing": 7.0, "timing_s/save_checkpoint": 1.0}),
-        step(6.0, 700),
-    ]
-    found = record.speed_of([*first, *later])
-    assert (found["step_s_p20"], found["step_s_p80"]) == (4.0, 6.0)
+    found = record.speed_of([*first, step(5.0, 300), step(4.0, 400), step(6.0, 700)])
+    assert (found["step_s_p20"], found["step_s_p50"], found["step_s_p80"]) == (4.0, 5.0, 6.0)
     assert found["tokens_per_s"] == (700 - 300) / (4.0 + 6.0)
 
 
@@ -118,3 +113,10 @@ def test_lines_of_one_step_are_taken_together(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps(case))
     (row,) = record.rows_of(tmp_path, {}, 2)
     assert (row["impl"], row["pass_rate"], row["step_s"]) == ("trl", 0.5, 5.0)
+
+
+def test_runs_are_named_by_their_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["actor_rollout_ref.actor.optim.lr=3e-5", "trainer.save_freq=-1", "data.train_batch_size=8"]
+    row = {"case": {"config": "trl", "preset": [], "overrides": overrides, "seed": 1, "step": 0}}
+    monkeypatch.setattr(table, "read_rows", lambda bench: [row])
+    assert list(table.read_runs()) == [("TRL's GRPO, learning rate 3e-5, data.train_batch_size=8", 1)]
