@@ -25,7 +25,7 @@ from benchmarks.fit.table import coverage_table, fit_table
 from benchmarks.frontend.table import frontend_table
 from benchmarks.head import tables as head
 from benchmarks.pipeline import tables as pipeline
-from benchmarks.planning.updates import updates_table
+from benchmarks.planning import updates
 from benchmarks.quickstart.table import quickstart_table
 from benchmarks.reasoning import table as reasoning
 from benchmarks.reference import api, baselines, combinations, commands, keys, launches, patches, works_with
@@ -92,7 +92,8 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/pipeline.md": {
         "weight_update": pipeline.weight_update_table,
-        "planned-updates": updates_table,
+        "planned-updates": updates.updates_table,
+        "measured-updates": updates.measured_table,
         "driver": pipeline.driver_table,
         "pipeline": partial(pipeline.pipeline_table, "gpu-1130"),
         "pipeline-modes": partial(pipeline.pipeline_table, "gpu-1129a"),
