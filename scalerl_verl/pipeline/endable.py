@@ -18,12 +18,15 @@ class EndableSocket:
     verl reads it in a thread, without a time-out. After a transfer that failed, that thread would wait for the next
     transfer, take its first message, and broadcast once more than the others.
 
+    verl does not close it either. What failed in a transfer keeps the socket in a cycle of references, with its
+    context; the garbage collector then ends the context first, which waits for the socket to be closed: for ever.
+
     Args:
         socket: a subscribed ZMQ socket, which only the reader touches from here on.
     """
 
     def __init__(self, socket: Any) -> None:
-        self._socket, self._ended = socket, threading.Event()
+        self._socket, self._ended, self._lock = socket, threading.Event(), threading.Lock()
 
     def recv_string(self) -> str:
         """ZMQ's.
@@ -31,8 +34,9 @@ class EndableSocket:
         Raises:
             WeightSyncError: the transfer was ended.
         """
-        self._wait()
-        return str(self._socket.recv_string())
+        with self._lock:
+            self._wait()
+            return str(self._socket.recv_string())
 
     def recv_pyobj(self) -> Any:
         """ZMQ's.
@@ -40,17 +44,19 @@ class EndableSocket:
         Raises:
             WeightSyncError: the transfer was ended.
         """
-        self._wait()
-        return self._socket.recv_pyobj()
+        with self._lock:
+            self._wait()
+            return self._socket.recv_pyobj()
 
     def end(self) -> None:
-        """Let the reader raise, within `POLL_S`."""
+        """Let the reader raise, within `POLL_S`, and close the socket."""
         self._ended.set()
+        with self._lock:
+            self._socket.close(linger=0)
 
     def _wait(self) -> None:
         while True:
             if self._ended.is_set():
-                self._socket.close(linger=0)
                 raise WeightSyncError("the transfer of weights was ended by its driver")
             if self._socket.poll(1000 * POLL_S):
                 return

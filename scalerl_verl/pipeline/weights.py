@@ -20,7 +20,7 @@ from verl.utils.ray_utils import auto_await
 from scalerl_verl.errors import GeneratorsLostError, WeightSyncError
 from scalerl_verl.names import DEVICE, GLOO, HOST, MAX_RELAUNCHES, NONE, ROLLOUT, STAGING, TRANSFER_TIMEOUT
 from scalerl_verl.pipeline.copies import StagedCopies
-from scalerl_verl.pipeline.endable import POLL_S, EndableSocket
+from scalerl_verl.pipeline.endable import EndableSocket
 from scalerl_verl.pipeline.failures import as_coroutine, is_unreachable, strike_pause_s
 from scalerl_verl.pipeline.relaunching import LOOK_S, Relauncher
 from scalerl_verl.pipeline.returning import LeftOut
@@ -83,7 +83,6 @@ class StagingWorker(CheckpointEngineWorker):
         engine = self.checkpoint_engine
         if method == "finalize" and isinstance(socket := getattr(engine, "socket", None), EndableSocket):
             socket.end()
-            time.sleep(3 * POLL_S)
         result = super().execute_checkpoint_engine(method, *args, **kwargs)
         if method == "init_process_group" and getattr(engine, "socket", None) is not None:
             engine.socket = EndableSocket(engine.socket)

@@ -33,7 +33,7 @@ from scalerl_verl.pipeline.weights import StagingWorker
 from tests.unit.head.head_engines import Case, make_engine
 
 BUCKET_BYTES = 8192
-GROUP_TIMEOUT_S = 8.0
+GROUP_TIMEOUT_S = 15.0
 """Of the groups over gloo: ranks that do not reach a dead peer themselves wait so long for those that do."""
 UPDATE = {
     "pause_s": 0.0, "swap_s": 0.0, "kept_requests": 0, "recomputed_tokens": 0, "tokens_lost": 0, "idle_s": 0.0,
@@ -149,6 +149,8 @@ class Generator(StagingWorker):
         self.fault = ""
 
     async def use(self, backend: str) -> str:
+        if hasattr(self, "checkpoint_engine"):
+            self.execute_checkpoint_engine("finalize")
         self.checkpoint_engine = make_checkpoint_engine(backend, self.folder, False)
         self._receive, self.checkpoint_engine.receive_weights = self.checkpoint_engine.receive_weights, self._received
         return str(ray.get_runtime_context().get_node_id())

@@ -30,7 +30,7 @@ from tests.faults.generator_actor import Replica  # noqa: E402
 from tests.faults.relay_actors import Generator, TrainerRank, make_checkpoint_engine  # noqa: E402
 
 MEMORY = 80 * 2**20
-HEALTH_TIMEOUT_S = 5.0
+HEALTH_TIMEOUT_S = 15.0
 SETTINGS = PipelineSettings(transfer_timeout_s=60.0, max_strikes=1)
 
 

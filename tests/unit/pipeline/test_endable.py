@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 from collections.abc import Iterator
@@ -47,3 +48,18 @@ def test_reader_gets_what_is_sent_until_it_is_ended(sockets: tuple[Any, Any]) ->
     assert isinstance(seen.get(timeout=30), WeightSyncError)
     thread.join(timeout=30)
     assert reader.closed and not thread.is_alive()
+
+
+@pytest.mark.fault("a generator's worker hangs in garbage collection after a transfer that failed")
+def test_socket_that_was_ended_can_be_collected_before_its_context() -> None:
+    """As an error's traceback keeps them: in a cycle, of which the garbage collector may end the context first."""
+    reader = zmq.Context().socket(zmq.SUB)
+    reader.connect("tcp://127.0.0.1:9")
+    EndableSocket(reader).end()
+    cycle: list[Any] = [reader]
+    cycle.append(cycle)
+    del reader, cycle
+    thread = threading.Thread(target=gc.collect, daemon=True)
+    thread.start()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
