@@ -23,7 +23,7 @@ import torch.distributed as dist
 from scalerl_verl.errors import HeadError
 from scalerl_verl.head import LogProbs, fp32_logits, vocab_parallel_logprobs
 from scalerl_verl.head.verl_check import NUM_PROBES, PROBE_LOGITS, TOLERANCE, require_fp32
-from scalerl_verl.names import FP32, FUSED_KERNELS, HEAD_BACKEND
+from scalerl_verl.names import FP32, FUSED_KERNELS, HEAD_BACKEND, MODEL
 from scalerl_verl.upstream import status
 
 _COLUMNS_AT_ONCE = 8192
@@ -168,7 +168,7 @@ def _put_on(model: Any, fused: bool, vocab_size: int) -> MegatronHead:
         )
     config = model.config
     reasons = {
-        "its multi-token prediction calls the output layer, too: set actor_rollout_ref.model.mtp.enable=False": (
+        f"its multi-token prediction calls the output layer, too: set {MODEL}.mtp.enable=False": (
             getattr(config, "mtp_num_layers", None)
         ),
         "its output layer has a bias": layer.bias is not None,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
+from scalerl_verl.names import GLOO
 from scalerl_verl.pipeline import weights
 from scalerl_verl.pipeline.settings import PipelineSettings
 from tests.faults.generator_actor import Replica, start_generators
@@ -50,10 +52,10 @@ def requests(generator: Replica) -> list[Any]:
 
 def test_control_calls_do_not_wait_behind_requests(generator: Replica, requests: list[Any]) -> None:
     """Fault: every healthy generator counts as dead once it holds more requests than its actor lets in."""
-    updater: Any = object.__new__(weights.WeightUpdater)
-    updater.replicas, updater._settings, updater._hung, updater._rollout = [generator], PipelineSettings(), set(), None
     lost: list[Any] = []
-    updater._on_lost = lost.extend
+    config: Any = SimpleNamespace(backend=GLOO, custom_backend_module=None)
+    trainer: Any = None  # asked nothing
+    updater = weights.WeightUpdater(config, trainer, [generator], PipelineSettings(), lost.extend)
     updater.check_generators()
     assert not lost and updater.replicas == [generator]
 
