@@ -2,10 +2,10 @@
 """``python -m tests.faults.soak --steps 300 --out FOLDER``: a long pipeline run on the CPU under faults.
 
 Two generators, k = 2, a checkpoint every ten steps. Every few steps one of `FAULTS` is done to it; whenever the run
-ends it is started again from its last checkpoint. A killed generator is launched again, a stopped one is left out and
-comes back. In the end every prompt has trained as often as the order of the data
-says, but for what the run itself reported as given up, and that among the rows whose reward was made to fail; the log
-of steps has the metrics of each step once, whichever attempt trained it; no token was older than k; and over the last
+ends it is started again from its last checkpoint. A killed generator is launched again, before the next fault; a
+stopped one is left out and comes back. In the end every prompt has trained as often as the order of the data says, but
+for what the run itself reported as given up, and that among the rows whose reward was made to fail; the log of steps
+has the metrics of each step once, whichever attempt trained it; no token was older than k; and over the last
 steps, which are left alone, every process' memory and files stayed flat. Writes FOLDER/soak.json; exit code 1 if one of
 these does not hold.
 
@@ -68,6 +68,9 @@ GROWTH_KIB, GROWTH_FILES = 150.0, 0.1
 """A step: a leak of a batch (32 responses of 160 tokens with their log-probs, 40 KiB, in several copies) would show."""
 
 
+UP_AGAIN = r"generator \d is up again"
+
+
 @dataclass(frozen=True)
 class Attempt:
     """What was sampled each second, the metrics of the steps it did, and its log."""
@@ -101,6 +104,7 @@ class Harm:
         self.samples: list[dict[str, Any]] = []
         self.until = 0.0
         self.stopped: list[int] = []
+        self.num_up_again: int | None = None  # before a generator was killed that is not yet launched again
 
     def each_second(self, processes: set[int]) -> None:
         step = last_step(self.folder)
@@ -108,13 +112,22 @@ class Harm:
         self.samples.append({"step": step, "held": {p: held for p in processes if (held := _held(p))}})
         if self.until and time.monotonic() > self.until:
             self._relieve()
-        if step < self.next_step or step >= self.until_step or self.until:
+        if step < self.next_step or step >= self.until_step or self.until or self._awaits_generator():
             return
         fault = FAULTS[self.num % len(FAULTS)]
         self.num, self.next_step = self.num + 1, step + self.every
         print(f"step {step}: {fault}", flush=True)
         if self._do(fault, processes):
             self.done[fault] += 1
+
+    def _awaits_generator(self) -> bool:
+        if self.num_up_again is not None and self._count_up_again() > self.num_up_again:
+            self.num_up_again = None
+        return self.num_up_again is not None
+
+    def _count_up_again(self) -> int:
+        logs = self.folder.glob("log-*.txt")
+        return sum(len(re.findall(UP_AGAIN, log.read_text(encoding="utf-8", errors="replace"))) for log in logs)
 
     def _do(self, fault: str, processes: set[int]) -> bool:
         if fault.endswith("reward"):
@@ -142,10 +155,18 @@ class Harm:
             for process in hit:
                 os.kill(process, signal.SIGSTOP)
             return bool(hit)
+        if fault == "killed generator":
+            self.num_up_again = self._count_up_again()
         for process in hit:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         return bool(hit)
+
+    def end_attempt(self) -> list[dict[str, Any]]:
+        """Take back what lasts, after a run has ended; its samples."""
+        self._relieve()
+        samples, self.samples, self.num_up_again = self.samples, [], None
+        return samples
 
     def _relieve(self) -> None:
         (self.disk / "filler").unlink(missing_ok=True)
@@ -227,14 +248,16 @@ def judge(
         "steps": len({r.step for r in responses}), "prompts": len(rows_of_groups), "given_up": given_up,
         "reissued": _total(rows, "scalerl/pipeline/groups_reissued_sum"),
         "tokens_by_age": dict(sorted(ages.items())), "versions_in_a_response": max(len(r.runs) for r in responses),
-        "launched_again": sum(attempt.count(r"generator \d is up again") for attempt in attempts),
+        "launched_again": sum(attempt.count(UP_AGAIN) for attempt in attempts),
         "came_back": sum(attempt.count(r"generators [\d, ]+ are back") for attempt in attempts),
         "attempts": len(attempts), "worst_growth": max(grown, key=lambda row: row["kib_a_step"], default=None),
         "most_files_a_step": max((row["files_a_step"] for row in grown), default=None),
     }  # fmt: skip
     problems = [f"never done: {fault}" for fault in FAULTS if not harm.done[fault]]
-    if not seen["launched_again"] or seen["came_back"] <= seen["launched_again"]:
-        problems.append("no killed generator was launched again, or no stopped one came back")
+    if not seen["launched_again"]:
+        problems.append("no killed generator was launched again")
+    if seen["came_back"] <= seen["launched_again"]:
+        problems.append("no stopped generator came back")
     if seen["steps"] != steps or len(rows_of_groups) != steps * NUM_PROMPTS:
         problems.append(f"{seen['steps']} steps with {len(rows_of_groups)} prompts were trained instead of {steps}")
     if logged != list(range(1, steps + 1)):
@@ -280,11 +303,10 @@ def soak(folder: Path, steps: int, every: int, seed: int, calm: int, record: boo
         while run is None or run.code != 0:
             (folder / "metrics.jsonl").unlink(missing_ok=True)
             run = launch_verl(folder, assets, overrides, dict(ENVIRONMENT), 3600, harm.each_second)
-            harm._relieve()
+            samples = harm.end_attempt()
             metrics = run.metrics if (folder / "metrics.jsonl").exists() else {}
-            attempts.append(Attempt(harm.samples, metrics, run.log))
-            (folder / f"samples-{len(attempts)}.json").write_text(json.dumps(harm.samples))
-            harm.samples = []
+            attempts.append(Attempt(samples, metrics, run.log))
+            (folder / f"samples-{len(attempts)}.json").write_text(json.dumps(samples))
             print(f"attempt {len(attempts)}: exit code {run.code} after step {max(metrics, default=None)}", flush=True)
             if len(attempts) > 4 + 2 * steps // every:
                 print(run.tail())
