@@ -46,7 +46,8 @@ def signature(name: str, function: Callable[..., Any]) -> list[str]:
         if argument.kind is argument.KEYWORD_ONLY and not starred:
             lines.append("    *,")
             starred = True
-        lines.append(f"    {argument},".replace("'", ""))
+        # Annotations are strings of the source; a default that is a string keeps its quotes.
+        lines.append(re.sub(r": '([^']*)'", r": \1", f"    {argument},").replace("'", '"'))
     result = str(found.return_annotation).strip("'")
     return [f"{name}(", *lines, f") -> {result}"]
 

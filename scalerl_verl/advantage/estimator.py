@@ -49,38 +49,40 @@ def scalerl_advantages(
     zero_variance: str = _DEFAULT["zero_variance"],
     tolerance_B: ArrayLike | None = None,
 ) -> AdvantageResult:
-    """Return the advantage of every row, centred on its group and normalised over the rows that are kept.
+    """Return the advantage of every row: its reward minus the mean of its group, divided by a standard deviation.
 
         A_i = r_i - mean(r over the rows of its group that train)
         batch:  A_i / std(A over all kept rows)
         prompt: A_i / std(A over its group)
         none:   A_i
 
-    Standard deviations are biased (divided by the count) and no epsilon is added; where one is 0, so are the
-    advantages. A is exactly 0 in groups whose rewards are equal up to rounding. The result does not depend on the order
-    of rows, to the last bit, nor on padding rows.
+    A row trains if it has at least one unmasked token (`trains_B`). Standard deviations are biased (divided by the
+    count), and no epsilon is added: where the standard deviation is 0, the advantages are 0. A is exactly 0 in groups
+    whose rewards are equal up to rounding. The result is bit-identical for every order of the rows and does not depend
+    on padding rows.
 
-    Kept are the rows that train of mixed groups ("drop"), or of all groups but those of one row ("keep"): there, groups
-    of equal rewards stay in the batch's standard deviation and in the loss's denominators. A group of one row has no
-    baseline and is kept in neither.
+    `zero_variance` says which rows that train are kept, that is, count in the loss and its denominators. "drop" keeps
+    the groups whose rewards differ. "keep" also keeps the groups whose rewards are all equal: they have advantage 0,
+    and they count in the batch's standard deviation. A group of one row has no baseline, so neither mode keeps it.
 
     Args:
         rewards_B: reward per row, [B] float64.
         group_ids_B: hashable id of the prompt per row, [B]. Groups may be incomplete and lie in any order.
         trains_B: False for padding rows and rows without an unmasked token, [B] bool. These get exactly 0 and enter
             no mean, standard deviation or count.
-        adv_norm: one of `ADV_NORMS`.
-        zero_variance: one of `ZERO_VARIANCE_MODES`.
+        adv_norm: "batch", "prompt" or "none".
+        zero_variance: "drop" or "keep".
         tolerance_B: as in `classify_groups`.
 
     Returns:
-        AdvantageResult.
+        AdvantageResult: `advantages_B` [B] float64; `kept_B` [B] bool, the rows that count in the loss; `groups`, the
+        result of `classify_groups`; `std`, the biased standard deviation of A over the kept rows.
 
     Raises:
-        ValueError: for another `adv_norm` or `zero_variance`, or as `classify_groups`.
+        ValueError: `adv_norm` or `zero_variance` has another value, or in the same cases as `classify_groups`.
 
-    Source: arXiv 2510.13786, section 2. Whether the batch's standard deviation is taken before or after filtering is
-    not stated there; here it is after.
+    Source: arXiv 2510.13786, section 2. The paper does not say whether the standard deviation of the batch is taken
+    before or after filtering; here it is taken after.
     """
     if adv_norm not in ADV_NORMS:
         raise ValueError(f"adv_norm is {adv_norm!r}; allowed are {', '.join(ADV_NORMS)}. Set one of these.")

@@ -50,30 +50,36 @@ def row_weights(
     trains_B: ArrayLike,
     sessions: Sessions | None = None,
 ) -> NDArray[np.float64]:
-    """Return the weight of every row to multiply into its advantage before the loss is aggregated with `mode`.
+    """Return the weight of every row; multiply it into the row's advantage before the loss is aggregated with `mode`.
 
-        prompt-mean: num_rows / (P_kept * T_g)    seq modes: num_rows / N_kept
-        token-mean:  T_all / T_kept               token-sum: 1
+        prompt-mean              num_rows / (P_kept * T_g)
+        seq-mean-token-sum       num_rows / N_kept
+        seq-mean-token-sum-norm  num_rows / N_kept
+        seq-mean-token-mean      num_rows / N_kept * T_i / T_s
+        token-mean               T_all / T_kept
+        token-sum                1
 
-    and in seq-mean-token-mean times the row's share T_i / T_s in the tokens of its session.
-    Derived in the module's docstring. Rows that are not kept, and kept rows without an unmasked token, get 0 and count
-    nowhere but in `num_rows` and T_all. If nothing is kept, all weights are 0.
+    The weights turn the fixed denominator of the trainer into the count of what is kept. P_kept and N_kept are the
+    numbers of prompts and of responses with a kept row, T_kept the number of kept tokens, T_all that of all unmasked
+    tokens. T_g, T_s and T_i are the kept tokens of the row's group, of its response and of the row; T_i = T_s where a
+    response is one row. The module's docstring derives the formulas. Rows that are not kept, and kept rows without an
+    unmasked token, get weight 0. If nothing is kept, all weights are 0.
 
     Args:
-        mode: one of `AGG_MODES`.
-        num_tokens_B: unmasked tokens per row, as the trainer counts them, [B] integer.
+        mode: one of the six modes above, as in `aggregate_loss`.
+        num_tokens_B: number of unmasked tokens per row, as the trainer counts them, [B] integer.
         group_ids_B: hashable id of the prompt per row, [B].
-        kept_B: rows that count, `AdvantageResult.kept_B`, [B] bool.
-        num_rows: rows of the batch that the trainer divides by, padding rows included.
-        trains_B: rows that train, [B] bool; `kept_B` must be a subset.
-        sessions: which rows make up one response; None for one row each.
+        kept_B: rows that count in the loss, such as `AdvantageResult.kept_B`, [B] bool.
+        num_rows: number of rows that the trainer divides by, padding rows included.
+        trains_B: rows that train, [B] bool; every kept row must train.
+        sessions: which rows make up one response (an agent loop may leave several). None: every row is a response.
 
     Returns:
         Weight per row, [B] float64.
 
     Raises:
-        ValueError: for an unknown mode, lengths that differ, negative or non-finite token counts, a kept row that
-            does not train, or `num_rows` below the number of rows that train.
+        ValueError: the mode is unknown, lengths differ, a token count is negative or not finite, a kept row does not
+            train, or `num_rows` is below the number of rows that train.
 
     Source: arXiv 2510.13786, section 2 (prompt average).
     """

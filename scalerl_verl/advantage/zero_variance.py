@@ -80,29 +80,32 @@ def classify_groups(
     *,
     tolerance_B: ArrayLike | None = None,
 ) -> GroupStats:
-    """Classify every group by the rewards of its rows that train.
+    """Classify every group (the responses to one prompt) by the rewards of its rows that train.
 
-        single     one row: its centred advantage is 0, it says nothing about the prompt
-        mixed      max r - min r > tol, the greatest tolerance of its rows: the only groups with a learning signal
-        all_right  all others of mean r > tol
-        all_wrong  all others
+        single     one row: its advantage is 0, because the group's mean is its own reward
+        mixed      max r - min r > tol: the only groups with a learning signal
+        all_right  rewards equal, mean r > tol
+        all_wrong  rewards equal, mean r <= tol
 
-    The range is compared, not the standard deviation: that of [0.1, 0.1, 0.1] is 1.4e-17 and not 0 in float64, and
-    dividing by it makes advantages of noise. The tolerance is relative, since the scale of rewards is unknown here:
-    1e6 and 1e6 + 1 differ, and so do 0 and 1e-6. The pass indicator is reward > 0 as in the paper, so a reward of 0 is
-    wrong. Groups may have any size, be incomplete, and lie in any order.
+    tol is the largest tolerance of the group's rows. The range of the rewards is compared, not their standard
+    deviation: the standard deviation of [0.1, 0.1, 0.1] is 1.4e-17 in float64, not 0, and dividing by it would turn
+    rounding noise into advantages. The default tolerance is relative, because the scale of rewards is unknown: 1e6 and
+    1e6 + 1 differ, and so do 0 and 1e-6. As in the paper, a response passes if its reward is above 0, so a reward of 0
+    is wrong. Groups may have any size, may be incomplete, and their rows may be in any order.
 
     Args:
         rewards_B: reward per row, [B] float64.
         group_ids_B: hashable id of the prompt per row, [B].
         trains_B: False for padding rows and rows without an unmasked token, [B] bool. What they hold is ignored.
-        tolerance_B: by how much rewards that are meant to be equal may differ, [B]; None: `rounding_error` of |r|.
+        tolerance_B: how much rewards that are meant to be equal may differ by rounding, [B]. None:
+            max(4 * 2^-23 * |r|, 1e-12).
 
     Returns:
-        GroupStats.
+        GroupStats: `kind_P`, `size_P` and `mean_P` of every group in order of first appearance; `group_index_B`, the
+        group of every row (-1: the row does not train); `kept_B`, the rows of mixed groups; and counts of each kind.
 
     Raises:
-        ValueError: if lengths differ, `trains_B` is not boolean, or a row that trains has a non-finite reward.
+        ValueError: lengths differ, `trains_B` is not boolean, or a row that trains has a non-finite reward.
 
     Source: arXiv 2510.13786, section 2 (zero-variance prompts).
     """

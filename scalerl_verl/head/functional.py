@@ -37,30 +37,34 @@ def linear_logprobs(
     impl: str = "auto",
     chunk_rows: int | None = None,
 ) -> LogProbs:
-    """Return each label's log-probability and the entropy of its distribution under a linear head, logits in FP32.
+    """Return the log-probability of each label and the entropy at each token; the LM head's logits are FP32.
 
         x = hidden weight^T / temperature        logp = x_y - log sum_j exp x_j        entropy = -sum_j p_j log p_j
 
-    Products of 16-bit operands are accumulated and kept in FP32, which is exact up to the order of summation; FP32
-    operands are multiplied in true FP32, whatever the process says about TF32. Operands of unlike dtypes are promoted.
-    Both outputs have gradients for `hidden` and `weight`; a token whose two upstream gradients are zero (a masked one)
-    contributes nothing to either, whatever its hidden state holds. A tied weight gets the head's share of its gradient
-    as from any other use. autocast has no effect.
+    y is the label of a token, j runs over the vocabulary, p = softmax(x). Products of 16-bit operands are accumulated
+    in FP32 and not rounded back, so only the order of summation differs from a product of upcast operands. FP32
+    operands are multiplied in true FP32, even where the process allows TF32. If the dtypes of `hidden` and `weight`
+    differ, both are promoted to a common dtype. autocast has no effect.
+
+    Both outputs have gradients for `hidden` and `weight`. A token whose upstream gradients are both zero (a masked
+    token) contributes nothing to them, even if its hidden state is NaN. A weight that is tied to the embedding is
+    supported.
 
     Args:
-        hidden: last hidden states, [..., H] floating.
-        weight: head weight, [V, H] floating; a plain tensor (gather a sharded one first).
-        labels: token whose log-probability is asked for, [...] integer in [0, V).
-        temperature: divisor of the logits, > 0: a number, or one per token, [...] floating.
-        impl: one of `IMPLEMENTATIONS`.
-        chunk_rows: tokens whose logits exist at once in `chunked`; by default as many as fill `chunked.CHUNK_BYTES`.
+        hidden: last hidden states, [..., H] float32, bfloat16, float16 or float64.
+        weight: weight of the LM head, [V, H], same dtypes; a plain tensor (gather a sharded weight first).
+        labels: token ids whose log-probabilities are returned, [...] integer in [0, V).
+        temperature: divisor of the logits, > 0: one number, or one per token, [...] floating-point.
+        impl: "auto" or "chunked": logits of one chunk of tokens at a time; "naive": all logits in float64, for tests.
+        chunk_rows: number of tokens in a chunk. None: as many as have 1.75 GiB of FP32 logits.
 
     Returns:
-        `LogProbs` of shape [...]. On CUDA a label outside [0, V) yields NaN (checking it would wait for the device).
+        `LogProbs(logp, entropy)`, both of shape [...], in nats, float32; float64 if an operand is float64 or `impl` is
+        "naive". On CUDA a label outside [0, V) yields NaN, because a check would wait for the device.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, temperature <= 0, a label out of range (CPU), an unknown
-            `impl`, `chunk_rows` < 1.
+        ValueError: shapes, dtypes or devices do not match, temperature <= 0, a label is out of range (checked on the
+            CPU only), `impl` is unknown, `chunk_rows` < 1, or "naive" is given too many logits.
 
     Source: ScaleRL (arXiv 2510.13786), section 3.2, which takes the FP32 head from MiniMax-M1 (arXiv 2506.13585).
     """

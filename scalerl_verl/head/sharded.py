@@ -86,28 +86,30 @@ def vocab_parallel_logprobs(
     sums_hidden: bool = True,
     chunk_rows: int | None = None,
 ) -> LogProbs:
-    """Return what `linear_logprobs` returns, of a head whose weight's rows are divided among ranks.
+    """Return what `linear_logprobs` returns, for an LM head whose weight is sharded over ranks by rows (vocabulary).
 
-    Every rank of the group calls it, with the same hidden states, labels and temperature, and gets the same answer.
-    Logits are FP32, a chunk of tokens and the columns of one rank at a time. Ranks exchange five numbers a token in
-    forward, in two reductions. In backward the weight's gradient needs no exchange; that of hidden states is added up
-    in FP32 and rounded once.
+    Every rank of the group calls it with the same hidden states, labels and temperature, and gets the same result. Each
+    rank computes FP32 logits of its own rows, one chunk of tokens at a time. In forward, two all-reduces exchange five
+    numbers per token. In backward, the gradient of the weight needs no exchange; the gradient of the hidden states is
+    summed over the ranks in FP32 and rounded once.
 
     Args:
-        hidden: last hidden states, [..., H] floating.
-        weight: rows of this rank, [P, H] floating; 1 <= P, which may differ between ranks.
-        labels: token whose log-probability is asked for, [...] integer in [0, V).
-        group: the ranks that hold the vocabulary, each token on one of them.
-        first_token: token of the first row of `weight`.
-        temperature: divisor of the logits, > 0: a number, or one per token, [...] floating.
-        sums_hidden: as in `VocabShard`.
-        chunk_rows: tokens whose logits exist at once; by default as many as fill `chunked.CHUNK_BYTES`.
+        hidden: last hidden states, [..., H], dtypes as in `linear_logprobs`.
+        weight: the rows of the LM head's weight on this rank, [P, H], same dtypes; P >= 1 may differ between ranks.
+        labels: token ids whose log-probabilities are returned, [...] integer in [0, V).
+        group: process group of the ranks that hold the weight; each token id is on exactly one of them.
+        first_token: token id of the first row of `weight`.
+        temperature: divisor of the logits, > 0: one number, or one per token, [...] floating-point.
+        sums_hidden: True: the gradient of `hidden` is summed over the ranks. False: each rank gets its own part, for a
+            caller that sums them (sequence parallelism does so when it scatters them).
+        chunk_rows: number of tokens in a chunk. None: as many as have 1.75 GiB of FP32 logits.
 
     Returns:
-        `LogProbs` of shape [...], FP32 (float64 for float64 operands). A label that is on no rank yields NaN.
+        `LogProbs(logp, entropy)`, both of shape [...], in nats, float32 (float64 if an operand is float64). A label
+        that is on no rank yields NaN.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, temperature <= 0, `chunk_rows` < 1, `first_token` < 0.
+        ValueError: shapes, dtypes or devices do not match, temperature <= 0, `chunk_rows` < 1, or `first_token` < 0.
 
     Source: ScaleRL (arXiv 2510.13786), section 3.2; reductions as in Megatron-LM (arXiv 1909.08053), section 3.
     """

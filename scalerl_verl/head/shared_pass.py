@@ -51,30 +51,33 @@ def shared_pass_logprobs(
     temperature: float | torch.Tensor = 1.0,
     chunk_rows: int | None = None,
 ) -> LogProbs:
-    """Return what `linear_logprobs` returns, with the gradients of one known token loss made in the same pass.
+    """Return what `linear_logprobs` returns; the gradients of a given token loss are computed in the same pass.
 
-    The loss that is differentiated later must be `factor * sum_t token_loss_t` with one factor for all tokens (an
-    average, a loss scale); the factor need not be known here. Anything else, a term on the entropy included, raises in
-    backward: nothing is silently wrong.
+    This saves one of four matrix products. The loss that calls backward must be `factor * sum_t token_loss_t`, with one
+    factor for all tokens (a mean, a loss scale); the factor need not be known in forward. Backward checks this and
+    raises for any other loss of the log-probabilities. The entropy is returned without a gradient: an entropy bonus
+    would train nothing and not raise, so use `linear_logprobs` for it.
 
     Args:
-        hidden: last hidden states, [..., H] floating.
-        weight: head weight, [V, H] floating.
-        labels: token whose log-probability is asked for, [...] integer in [0, V).
-        token_loss: called with the log-probabilities of a chunk, [C] FP32 requiring gradients, and its slice of the
-            flattened tokens; returns the loss of each token, [C], a function of that token's log-probability alone.
-            A masked token's loss has gradient 0.
-        temperature: divisor of the logits, a number or [...].
-        chunk_rows: tokens whose logits exist at once.
+        hidden: last hidden states, [..., H], dtypes as in `linear_logprobs`.
+        weight: weight of the LM head, [V, H], same dtypes.
+        labels: token ids whose log-probabilities are returned, [...] integer in [0, V).
+        token_loss: a function of (the log-probabilities of a chunk, [C] float32 with requires_grad; the slice of the
+            flattened tokens that the chunk is). It returns the loss of each token, [C]. A token's loss may depend on
+            its own log-probability only, and a masked token's loss must have gradient 0.
+        temperature: divisor of the logits, > 0: one number, or one per token, [...] floating-point.
+        chunk_rows: number of tokens in a chunk. None: as many as have 1.75 GiB of FP32 logits.
 
     Returns:
-        `LogProbs` of shape [...], FP32. `entropy` has no gradient.
+        `LogProbs(logp, entropy)`, both of shape [...], in nats, float32 (float64 if an operand is float64). `entropy`
+        has no gradient.
 
     Raises:
-        ValueError: as `linear_logprobs`; a token loss of another shape.
-        LossMismatchError: in backward, if the gradient that arrives is not the token loss's up to one factor.
+        ValueError: in the same cases as `linear_logprobs`, or `token_loss` returns another shape than [C].
+        LossMismatchError: in backward, if the incoming gradient is not one factor times the gradient of `token_loss`.
 
-    Source: the gradient of J with respect to logp_t is a function of rho_t and A_t alone (arXiv 2510.13786, section 2).
+    Source: the gradient of the objective J (arXiv 2510.13786, section 2) with respect to logp_t depends on rho_t and
+    A_t only.
     """
     check_arguments(hidden, weight, labels, temperature, chunk_rows)
     shape = labels.shape

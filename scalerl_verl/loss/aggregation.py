@@ -37,7 +37,7 @@ def aggregate_loss(
     global_batch_size: int | torch.Tensor | None = None,
     loss_scale_factor: float | None = None,
 ) -> torch.Tensor:
-    """Return the scalar loss of a micro-batch, such that micro-batches add up and ranks average to the global loss.
+    """Return the scalar loss of a micro-batch: its sum over micro-batches, averaged over ranks, is the global loss.
 
         token-mean                sum_it l_it / batch_num_tokens * dp_size
         token-sum                 sum_it l_it * dp_size
@@ -46,27 +46,29 @@ def aggregate_loss(
         seq-mean-token-sum-norm   sum_it l_it / global_batch_size * dp_size / loss_scale_factor
         prompt-mean               sum_it l_it / global_batch_size * dp_size
 
-    The numbers of the first five are those of verl's `agg_loss`. Masked positions are selected away, not multiplied by
-    0, so NaN and inf in them reach neither the loss nor its gradient. A denominator of 0 counts as 1: a batch in which
-    nothing trains has loss 0. `prompt-mean` is the prompt average if the advantages carry the weights of
-    `scalerl_verl.advantage.row_weights("prompt-mean", ...)`, which know the groups that a micro-batch cuts.
+    l_it is the loss of token t of row i, and |y_i| is the number of unmasked tokens of row i. The first five modes give
+    the values of verl's `agg_loss`. Masked positions are replaced by 0, not multiplied by 0, so NaN and inf there reach
+    neither the loss nor its gradient. A denominator of 0 counts as 1: a batch without an unmasked token has loss 0.
+    `prompt-mean` is the average over prompts only if the advantages were multiplied by
+    `scalerl_verl.advantage.row_weights("prompt-mean", ...)`: those weights know whole groups, a micro-batch does not.
 
     Args:
-        loss_BT: loss per token, [B, T], floating.
+        loss_BT: loss per token, [B, T], floating-point.
         mask_BT: True (or non-zero) where a token trains, [B, T].
-        mode: one of `AGG_MODES`.
+        mode: one of the six modes above.
         dp_size: number of data-parallel ranks over which gradients are averaged.
-        batch_num_tokens: unmasked tokens of the mini-batch over all ranks. None: those of this call.
-        global_batch_size: rows of the mini-batch over all ranks, padding rows included. None: those of this call with
-            an unmasked token (seq modes); refused in `prompt-mean`, whose weights count on it.
+        batch_num_tokens: number of unmasked tokens of the mini-batch over all ranks. None: of this call.
+        global_batch_size: number of rows of the mini-batch over all ranks, padding rows included. None: the rows of
+            this call with an unmasked token, in the `seq` modes; `prompt-mean` needs a number, because its weights
+            assume this denominator.
         loss_scale_factor: constant divisor of `seq-mean-token-sum-norm`. None: T, which depends on the padding.
 
     Returns:
         Scalar loss, dtype of `loss_BT`.
 
     Raises:
-        ValueError: for an unknown mode, differing shapes, `dp_size` < 1, or a global count that is missing although
-            `dp_size` > 1 or the mode is `prompt-mean`.
+        ValueError: the mode is unknown, the shapes differ, `dp_size` < 1, or the global count that the mode needs is
+            missing although `dp_size` > 1 or the mode is `prompt-mean`.
 
     Source: arXiv 2510.13786, section 2 (sample, prompt and token average).
     """

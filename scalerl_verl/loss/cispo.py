@@ -70,28 +70,32 @@ def cispo_token_loss(
 
         loss = -sg(min(rho, eps_max)) * A * logp_train,    rho = exp(logp_train - logp_rollout)
 
-    There is no lower clip, and `eps_max` is the cap itself (5 means 5, not 1 + 5). The log-ratio is clamped at
-    log(eps_max) before exp, so nothing overflows. The gradient is -min(rho, eps_max) * A with respect to `logp_train`.
-    The module's docstring says which tokens contribute; all others get exactly 0 loss and 0 gradient.
+    `sg` is stop-gradient: the gradient with respect to `logp_train` is -min(rho, eps_max) * A. There is no lower clip,
+    and `eps_max` is the cap itself (5 means 5, not 1 + 5). The log-ratio is clamped at log(eps_max) before exp, so
+    nothing overflows.
+
+    A token is usable if its mask is True, `logp_train` is finite and of magnitude below 1e9, and `logp_rollout` is
+    finite or -inf (then the ratio is infinite, so it is capped). Every other token gets exactly 0 loss and 0 gradient.
 
     Args:
         logp_train_BT: log-probabilities under the policy being trained, at the sampling temperature, [B, T], float32,
             bfloat16 or float64.
         logp_rollout_BT: log-probabilities recorded when each token was sampled, [B, T], same dtypes.
-        advantages_BT: advantages, with the weights of their rows if any, [B, T], same dtypes.
+        advantages_BT: advantages, already multiplied by the row weights if there are any, [B, T], same dtypes.
         mask_BT: True (or non-zero) where a token trains, [B, T].
-        eps_max: cap of the ratio. The paper finds 4, 5 and 8 alike. A cap above the square root of the largest number
-            of the loss's dtype (1.8e19 in FP32) acts as that root.
-        token_mask_range: [low, high]; tokens whose ratio lies outside contribute nothing. None: all contribute.
-        sequence_truncation: "product" or "geometric_mean": one ratio a sequence takes the place of rho above. None: a
-            ratio per token.
+        eps_max: cap of the ratio. The paper finds that 4, 5 and 8 work equally well. A cap above the square root of
+            the largest number of the loss's dtype (1.8e19 in FP32) is lowered to that root.
+        token_mask_range: [low, high] with 0 <= low < 1 < high; tokens whose ratio lies outside contribute nothing
+            (IcePop). None: no token is left out.
+        sequence_truncation: "product" or "geometric_mean": rho is one ratio per sequence, the product or the geometric
+            mean of the ratios of its tokens. None: one ratio per token.
 
     Returns:
-        Loss per token to minimise, [B, T], float32, or float64 if either log-probability is float64.
+        Loss per token, to be minimised, [B, T], float32, or float64 if either log-probability is float64.
 
     Raises:
-        ValueError: for an option outside what it allows, shapes that differ, or an input that is float16 or not
-            floating.
+        ValueError: an option has a value that is not allowed, shapes differ, or an input is float16 or not a
+            floating-point tensor.
 
     Source: arXiv 2510.13786, objective J of section 2 (ScaleRL), the summand per token.
     """
@@ -129,15 +133,16 @@ def cispo_metrics(
 ) -> dict[str, tuple[float, str]]:
     """Return diagnostics of the ratio and of the trainer-generator mismatch, each with how to aggregate it.
 
-        ess_frac = (sum w)^2 / (n * sum w^2),  w = the weight of a token in the loss: min(rho, eps_max), or that of its
-                   sequence, and 0 outside of `token_mask_range`
+        ess_frac = (sum w)^2 / (n * sum w^2)      effective sample size, as a fraction of the n tokens
+        w = min(rho, eps_max), the weight of a token in the loss; 0 if its ratio is outside `token_mask_range`
 
-    Names under `scalerl/mismatch/` are those of `scalerl_verl.loss.mismatch`: the same for any loss, whatever the
-    options here. Ratios of tokens are not truncated except in `ess_frac`; their log-ratios are clamped to 80 from
-    above, so every value is finite.
-    Unusable tokens (see the module) enter `nonfinite_tokens_sum` only. Keys never vary. Where no token is usable, the
-    values are those of a ratio of 1 everywhere. A "mean" is over this call's tokens: whoever joins several
-    micro-batches weighs each by its tokens.
+    The metrics under `scalerl/mismatch/` are those of `mismatch_metrics`: they are the same for every loss and do not
+    depend on the options. `ratio_mean`, `ratio_max` and `ratio_min` are of the ratios per token, which are not
+    truncated; log-ratios above 80 count as 80, so every value is finite.
+
+    An unmasked token that is not usable (see `cispo_token_loss`) is counted in `nonfinite_tokens_sum` and in no other
+    metric. The keys are always the same. If no token is usable, the values are those of a ratio of 1 everywhere.
+    A "mean" is over the tokens of this call: to combine micro-batches, weight each mean by its number of tokens.
 
     Args:
         logp_train_BT: log-probabilities under the policy being trained, [B, T], float32, bfloat16 or float64.
@@ -149,13 +154,12 @@ def cispo_metrics(
         sequence_truncation: as in `cispo_token_loss`.
 
     Returns:
-        Name to (value, aggregation); aggregation is "sum", "max", "min" or "mean". `capped_frac_pos` is the fraction
-        of the tokens with A > 0 whose ratio (or whose sequence's, under `sequence_truncation`) exceeds `eps_max` and
-        that the range does not mask, `capped_frac_neg` that of the tokens with A < 0. `out_of_range_tokens_sum` and
-        `out_of_range_frac` count what the range masks.
+        Name -> (value, aggregation); aggregation is "sum", "max", "min" or "mean". `capped_frac_pos` is the fraction of
+        the tokens with A > 0 whose ratio rho is above `eps_max`; `capped_frac_neg` is the same for A < 0. A token that
+        `token_mask_range` leaves out is not capped: `out_of_range_tokens_sum` and `out_of_range_frac` count it.
 
     Raises:
-        ValueError: as `cispo_token_loss`.
+        ValueError: in the same cases as `cispo_token_loss`.
 
     Source: arXiv 2510.13786, section 2.
     """

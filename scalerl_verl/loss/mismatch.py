@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the log-probs of trainer and generator are apart, whatever the policy loss.
+"""How far apart the log-probs of trainer and generator are, for any policy loss.
 
 Shape legend: B rows (responses), T tokens of the padded response, N selected tokens.
 """
@@ -30,7 +30,7 @@ NEUTRAL_MISMATCH: dict[str, tuple[float, str]] = {
 def mismatch_values(
     log_ratio_BT: torch.Tensor, usable_BT: torch.Tensor, log_ratio_N: torch.Tensor, eps_max: float
 ) -> dict[str, torch.Tensor]:
-    """Return the metrics of `mismatch_metrics` as scalar tensors, from log-ratios that are there already.
+    """Return the metrics of `mismatch_metrics` as scalar tensors, from log-ratios that are already computed.
 
     Args:
         log_ratio_BT: 0 where not usable, [B, T] float64.
@@ -62,22 +62,23 @@ def mismatch_metrics(
 ) -> dict[str, tuple[float, str]]:
     """Return diagnostics of the ratio rho = exp(logp_train - logp_rollout), each with how to aggregate it.
 
-        k3_kl = mean(rho - 1 - log rho), an estimate of KL(rollout || train) over tokens of the rollout
-        ess_frac = (sum w)^2 / (n * sum w^2),  w = min(rho, eps_max)
-        above_cap_frac = fraction of tokens with rho > eps_max
-        sequence_log_ratio_abs_max = max_i |sum_t log rho_it|
+        log_ratio_abs_mean, log_ratio_abs_max    mean and maximum of |log rho| over tokens
+        sequence_log_ratio_abs_max               max_i |sum_t log rho_it|
+        k3_kl                                    mean(rho - 1 - log rho), an estimate of KL(rollout || train)
+        ess_frac                                 (sum w)^2 / (n * sum w^2),  w = min(rho, eps_max)
+        above_cap_frac                           fraction of tokens with rho > eps_max
 
-    Tokens that are not usable (see `scalerl_verl.loss.cispo`) are left out. Where none is, the values are those of a
-    ratio of 1 everywhere.
+    Logarithms are natural. Log-ratios per token above 80 count as 80. Unmasked tokens that are
+    not usable (see `cispo_token_loss`) are left out. If no token is usable, the values are those of a ratio of 1.
 
     Args:
         logp_train_BT: log-probabilities under the policy being trained, [B, T], float32, bfloat16 or float64.
         logp_rollout_BT: log-probabilities recorded when each token was sampled, [B, T], same dtypes.
         mask_BT: True (or non-zero) where a token counts, [B, T].
-        eps_max: cap of the ratio.
+        eps_max: cap of the ratio, > 0; only `ess_frac` and `above_cap_frac` depend on it.
 
     Returns:
-        Name to (value, aggregation); aggregation is "max" or "mean".
+        `scalerl/mismatch/NAME` -> (value, aggregation); aggregation is "max" or "mean".
 
     Source: arXiv 2510.13786, section 2; k3 is the estimator of http://joschu.net/blog/kl-approx.html.
     """

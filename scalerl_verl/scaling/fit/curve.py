@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compute-performance sigmoid of ScaleRL (arXiv 2510.13786, Eq. 1), its inverse and its linear form."""
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
@@ -15,17 +17,26 @@ LOG_ZERO = -1e5
 def sigmoid(
     compute: ArrayLike, A: float | Array, B: float | Array, C_mid: float | Array, R0: float | Array = 0.0
 ) -> Array:
-    """Return `R0 + (A - R0) / (1 + (C_mid / C)^B)` (Eq. 1), which is R0 at C = 0 and half way to A at C_mid.
+    """Return the score of the compute-performance curve at `compute`.
+
+        R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
+
+    It is R0 at C = 0, and half way between R0 and A at C_mid.
 
     Args:
-        compute: 0 or more, in any unit and shape; arrays broadcast.
-        A: the ceiling.
-        B: the steepness, above 0.
-        C_mid: compute at half of the rise, above 0, in the unit of `compute`.
+        compute: C, >= 0, in any unit and shape; all arguments broadcast against each other.
+        A: ceiling, the score in the limit of infinite compute.
+        B: steepness, > 0.
+        C_mid: compute at half of the rise, > 0, in the unit of `compute`.
         R0: score at zero compute.
 
+    Returns:
+        Scores, float64, of the broadcast shape.
+
     Raises:
-        ValueError: a parameter or a compute value that the equation does not cover.
+        ValueError: B or C_mid is not positive, or a compute value is negative.
+
+    Source: arXiv 2510.13786, Eq. 1.
     """
     compute = np.asarray(compute, dtype=np.float64)
     if not (np.all(np.asarray(B) > 0) and np.all(np.asarray(C_mid) > 0)):

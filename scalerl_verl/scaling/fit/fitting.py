@@ -33,25 +33,35 @@ def fit_curve(
     grid: Grid | None = None,
     fixed_A: float | None = None,
 ) -> CurveFit:
-    """Fit the compute-performance curve and say how sure it is (arXiv 2510.13786, Eq. 1).
+    """Fit the compute-performance curve of one run, with confidence intervals and a verdict on the ceiling A.
+
+        R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
 
     Args:
-        compute: N distinct values of 0 or more, any order. The score at zero compute is that before training.
-        score: N mean pass rates from 0 to 1.
-        stderr: N standard errors; the weights of the points.
-        R0: score at zero compute, taken as exact: a point at zero compute is then left out. None fits R0 too; a point
-            at zero compute observes it, with the noise of the others.
-        method: `profile`: bounded weighted least squares, global. `paper`: the paper's grid, unweighted.
-        warm_up: points with less compute are left out (the paper leaves out its first 1,500 GPU-hours).
-        level: of confidence of the intervals.
-        errors: `relative`: standard errors are weights only and the noise is that of the residuals; `absolute`: they
-            are the noise, as when few points were measured with known errors.
-        grid: values to try with method `paper`.
-        fixed_A: take A as given (method `profile`); `compare` uses it for recipes tied on A.
+        compute: N distinct values >= 0, in any order and any unit. A point at compute 0 is the score before training.
+        score: N mean pass rates, from 0 to 1.
+        stderr: N standard errors of the scores; a point has the weight 1 / stderr^2. None: equal weights.
+        R0: score at zero compute, from 0 to 0.99, taken as exact; a point at compute 0 is then left out. None: R0 is
+            fitted, and a point at compute 0 is an observation of it like any other (method "paper" takes it as exact).
+        method: "profile": the global optimum of bounded, weighted least squares, with profile-likelihood intervals.
+            "paper": the paper's grid search over A and C_mid, unweighted.
+        warm_up: points with 0 < compute < warm_up are left out (the paper leaves out the first 1,500 GPU-hours).
+        level: confidence level of the intervals, from 0.5 to below 1.
+        errors: "relative": `stderr` gives weights only, and the noise is estimated from the residuals. "absolute":
+            `stderr` is the noise itself; use it for few points whose errors are known.
+        grid: grid of method "paper". None: the paper's.
+        fixed_A: ceiling to keep fixed (method "profile"); `compare` uses it for recipes that are tied on A.
+
+    Returns:
+        CurveFit: `A`, `B`, `C_mid` (in the unit of `compute`) and `R0`, each with an interval such as `A_interval`;
+        `verdict`, which is "identified" or the reason not to trust A; `explain()` says it in a sentence, and
+        `curve(compute)` evaluates the fit.
 
     Raises:
-        FitRefused: the data hold no curve.
-        ValueError: an argument that means nothing.
+        FitRefused: the data cannot be fitted (a ValueError): too few points, a constant score, values out of range.
+        ValueError: an argument has a value that is not allowed.
+
+    Source: arXiv 2510.13786, Eq. 1.
     """
     points = Points.make(compute, score, stderr)
     return fit_points(
