@@ -30,8 +30,8 @@ SPECS = (
         target="dispatch_cpu_unquantized_gemm",
         build=_build,
         kind="wrap",
-        why="The CPU backend packs each linear weight for oneDNN and deletes the parameter: the next weight update "
-        "has nothing to load into.",
+        why="The CPU backend packs each linear weight for oneDNN and deletes the parameter, so the next weight update "
+        "has no parameter to load into.",
         distribution="vllm",
         sources=(
             "7a8cd246f64d9b0c7513556cb14d6b6b75f17f2ce83d4433a6e5cb917ee0cba9",  # 0.24.0, 0.25.1

@@ -168,8 +168,8 @@ SPECS = (
         target=_LAYER,
         build=_build_layer,
         kind="register",
-        why="Before 0.26 vLLM ignores hf_overrides.head_dtype for generate models: the head stays bf16 without a word. "
-        "A subclass takes its place in vLLM's registry of out-of-tree layers; from 0.26 on nothing is registered.",
+        why="Before 0.26 vLLM silently ignores hf_overrides.head_dtype for generative models, and the head stays "
+        "bf16. Our subclass is registered as an out-of-tree layer; from 0.26 on nothing is registered.",
         distribution="vllm",
         sources=(
             "00201c610b9fa4f32d4d720a258eadf28a2bfc8b71c5d98d8bb32afe786b182e",  # 0.24.0, 0.25.0, 0.25.1
@@ -188,8 +188,9 @@ SPECS = (
         target="Worker.load_model",
         build=_build_load,
         kind="wrap",
-        why="An FP32 head that is asked for and not active trains with a larger mismatch than none at all: the loaded "
-        "model's logits are compared with float64, and the engine stops with the numbers.",
+        why="If the generator lacks the FP32 head that the trainer has, the mismatch is larger than without any. So "
+        "the logits of the loaded model are compared with float64, and the engine stops with the measured error if "
+        "they are not FP32.",
         distribution="vllm",
         sources=(
             "853e9b6cd1a2463eb165a32448f8bba92b8a2d60179bdd97debfe56426bfa820",  # 0.24.0

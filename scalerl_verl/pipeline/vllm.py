@@ -122,13 +122,13 @@ SPECS = (
         target="EngineCore",
         build=_build,
         kind="register",
-        why="A weight update has to know each request's token count at the swap, requests that wait in the engine "
-        "must not reuse a prefix of the old weights, and the pause should hold nothing but the swap; the engine core "
-        "answers calls to its own methods only.",
+        why="A weight update needs the token count of each request at the moment of the swap, must keep waiting "
+        "requests from reusing a prefix of the old weights, and should pause for the swap only. The engine core "
+        "answers calls to its own methods only, so ours are added to it.",
         distribution="vllm",
         sources=(),
         removal="vLLM reports token counts when it pauses, salts prefixes by weight version, and loads weights that "
-        "were handed over before the pause",
+        "were staged before the pause",
         late_ok=True,
         attributes=("scheduler", "model_executor"),
     ),

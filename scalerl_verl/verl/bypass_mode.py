@@ -37,8 +37,8 @@ SPECS = (
         target="apply_bypass_mode",
         build=_build,
         kind="wrap",
-        why="The V0 and fully-async trainers overwrite the configured policy loss in bypass mode; ours would silently "
-        "become PPO-clip. Any other loss passes through unchanged.",
+        why="The V0 and fully-async trainers overwrite the configured policy loss in bypass mode: ours would silently "
+        "become PPO-clip, so such a run is refused. Any other loss is not touched.",
         sources=("538255bf5eb31878cb6649b4c1b382d748a98edc1b32c16fdf1af5ed12dd117a",),
         when="always",
         removal="those trainers keep the configured loss",

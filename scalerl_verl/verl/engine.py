@@ -178,7 +178,7 @@ SPECS = (
         "verl.workers.config.actor",
         "ActorConfig.__post_init__",
         "512487971933331a323044a1dec790326e6ffc8af98a14ca76c06950432385b9",
-        "The list of aggregation modes is local to this method: any other name than verl's is a ValueError.",
+        "The list of aggregation modes is local to this method, and any other name is a ValueError.",
         _NO_MODE,
     ),
     override(
@@ -186,16 +186,17 @@ SPECS = (
         "verl.workers.utils.losses",
         "ppo_loss",
         "d7a7f4ab82c8a092467633bb9951c45697f58f3abf4c47137a8bb80ee159bfa7",
-        "Entropy and KL have no advantage to carry the weights of rows, every metric of a policy loss is declared a "
-        "mean, and verl's losses multiply by the mask, which NaN at a masked token outlives.",
-        "verl weighs its terms, keeps declared aggregations and selects by the mask",
+        "Entropy and KL have no advantage that could carry the row weights. verl averages every metric of a policy "
+        "loss. verl's losses multiply by the mask, so NaN at a masked token stays NaN.",
+        "verl weights entropy and KL by row, aggregates metrics as declared, and selects by the mask",
     ),
     override(
         "engine.aggregation",
         "verl.trainer.ppo.core_algos",
         "agg_loss",
         "baa1eabb337dd663c9191186b7da54398d0f80460450c95f2162980dd147032e",
-        "prompt-mean is one of its modes over weighted advantages; KL and entropy go through it with their weights.",
+        "prompt-mean is computed by one of its modes from weighted advantages. KL and entropy are multiplied by the "
+        "row weights before they are aggregated with it.",
         _NO_MODE,
     ),
     override(
@@ -203,7 +204,7 @@ SPECS = (
         "verl.trainer.distillation.losses",
         "distillation_ppo_loss",
         "3cb963abf6c840baab5810fcab7a1fa1a47f4240545d903dcf5762375bf804a0",
-        "It calls verl's loss of the actor by name; ours has to be called in its place.",
+        "It calls verl's actor loss by name; our loss has to be called instead.",
         "verl takes the policy loss of a distilled actor as an argument",
     ),
     override(
@@ -211,7 +212,7 @@ SPECS = (
         _FSDP_MODULE,
         "FSDPEngine.forward_backward_batch",
         "61bb6b9269129c24261530d7d8a56fe9f7d96acf3124a41c657610d21e4cbf28",
-        "The loss function that a worker was given comes to its engine here, whatever the engine.",
+        "Every engine receives the worker's loss function here, so our loss takes its place here.",
         "verl takes the loss of an actor from the config",
     ),
     override(
@@ -219,8 +220,8 @@ SPECS = (
         _FSDP_MODULE,
         "FSDPEngine._build_module",
         "a8f042195bba20d7d61281d73f4e2eb30eea1343c0bb2f698638167a2691ff6b",
-        "verl chooses among its fused heads by name and takes an unknown name for none; each rounds logits to bf16 "
-        "or patches the model's class.",
+        "Our FP32 head is put on the model here. verl's own fused heads round logits to bf16 or patch the class of "
+        "the model, and verl ignores an unknown name.",
         _NO_HEAD,
     ),
     override(
@@ -228,7 +229,8 @@ SPECS = (
         _FSDP_MODULE,
         "FSDPEngine._build_fsdp_module",
         "924053b5bdcba34f697926662ebea6d37b5f018cce19d1bee60f8cbb6f0fcb36",
-        "An adapter on the output layer bypasses the head. On a CPU, weights cannot be moved to pinned memory.",
+        "A LoRA adapter on the output layer would bypass the FP32 head, so it is refused here. On a CPU, weights "
+        "cannot be moved to pinned memory.",
         _NO_HEAD,
     ),
     override(
@@ -236,7 +238,8 @@ SPECS = (
         _FSDP_MODULE,
         "FSDPEngine.initialize",
         "523d499887d6a09ae277083c7ecf19abb1bd03ac5e183d6bba3f88fb45b6cf53",
-        "Whether the head is active shows only in the model as the engine has built it: after LoRA, QAT and FSDP.",
+        "Only the finished model (after LoRA, QAT and FSDP) shows whether the FP32 head is active, so it is checked "
+        "here.",
         _NO_HEAD,
     ),
     override(
@@ -244,8 +247,8 @@ SPECS = (
         _FSDP_MODULE,
         "FSDPEngineWithLMHead.forward_step",
         "35ff7839ba6246689cc72e2a1fde548c11409e388ccc9eef63d1f5d40172d095",
-        "The model's forward sees neither recorded log-probs nor advantages, which a head that shares its pass with "
-        "backward needs.",
+        "The head with a shared pass computes gradients during forward. It needs the recorded log-probs and "
+        "advantages, which the model's forward does not get.",
         "verl hands the loss to fused heads",
     ),
     override(
@@ -253,7 +256,7 @@ SPECS = (
         _MEGATRON_MODULE,
         "MegatronEngine.forward_backward_batch",
         "45725fc86fbecc18f180ef5f75ae139770e5e1c7171f1af2b9c72e0dfd64ead6",
-        "The loss function that a worker was given comes to its engine here.",
+        "The engine receives the worker's loss function here, so our loss takes its place here.",
         "verl takes the loss of an actor from the config",
         needs=_MEGATRON_CORE,
     ),
@@ -262,7 +265,8 @@ SPECS = (
         _MEGATRON_MODULE,
         "MegatronEngineWithLMHead.postprocess_micro_batch_func",
         "13fbd481b9a7aacc3d603f287f52a61e73bb5d2296a1c827a3a19f1f9025e1e1",
-        "It undoes Megatron's division by micro-batches: a loss of ours is a part of the whole batch's.",
+        "It undoes Megatron's division by the number of micro-batches. Our loss relies on this, because the "
+        "micro-batch losses must add up to the loss of the batch.",
         "verl takes the loss of an actor from the config",
         needs=_MEGATRON_CORE,
     ),
@@ -271,7 +275,8 @@ SPECS = (
         _MEGATRON_MODULE,
         "MegatronEngine._maybe_enable_fused_kernels",
         "6ae73045725127f82be1c36dc2974228e2f606ed9917bb4f2b68a60abce3abb2",
-        "It puts verl's own fused head on the model, whose logits are bf16 products, as soon as the weights are there.",
+        "It puts verl's own fused head, with bf16 logits, on the model once the weights are loaded. Our FP32 head is "
+        "put there instead.",
         _NO_HEAD,
         needs=_MEGATRON_CORE,
     ),
@@ -280,7 +285,7 @@ SPECS = (
         _MEGATRON_MODULE,
         "MegatronEngineWithLMHead._lm_head_logits_processor",
         "f93da547df5797b29a4b583c0dd9cc467253e60c859c4f77f87101e5db7d9eb0",
-        "It makes log-probs of logits, which a fused head never has.",
+        "It computes log-probs from logits. Our fused head has no logits, so it computes them from hidden states.",
         _NO_HEAD,
         needs=_MEGATRON_CORE,
     ),
@@ -289,7 +294,8 @@ SPECS = (
         _MEGATRON_MODULE,
         "MegatronEngineWithLMHead.forward_step",
         "03c3b06ceb47d91880ef0ccd2b128222c27ca53f214c4a7b3067df43da6d780f",
-        "It asks for log-probs right after the model's forward, of what its output layer returned.",
+        "It passes the result of the output layer to the log-prob function right after the model's forward; the FP32 "
+        "head relies on this order.",
         _NO_HEAD,
         needs=_MEGATRON_CORE,
     ),
@@ -298,7 +304,8 @@ SPECS = (
         "verl.models.mcore.model_forward",
         "gptmodel_forward_model_engine",
         "6ab15275916c80dd0086975a795b72b3868fce7ec73855075e218e2087557093",
-        "Labels and temperatures come to the processor in the layout in which tokens come to the model.",
+        "It passes labels and temperatures to the log-prob function in the same layout as the tokens; the FP32 head "
+        "relies on it.",
         _NO_HEAD,
         needs=_MEGATRON_CORE,
     ),

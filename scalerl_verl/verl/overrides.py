@@ -26,8 +26,8 @@ SPECS = (
         _BASE,
         "PPOTrainer.__init__",
         "697bf2eef7503bdb6bcf25d049799694fd76a0cb50767bc5a845f34d1bffd567",
-        "GPU-hours begin when the GPUs are taken, minutes before the first step; it reads the trainer mode, which "
-        "has to be the one that the user typed.",
+        "Our clock of GPU-hours starts here, when the GPUs are reserved, minutes before the first step. The "
+        "constructor reads the trainer mode, so the mode that the user typed is put back first.",
         _CALLBACKS,
     ),
     override(
@@ -44,7 +44,7 @@ SPECS = (
         _BUFFER,
         "ReplayBuffer.__init__",
         "5e227f18fc7ca68443fac67809e115ae562049fb2662b897873480ec4d131cef",
-        "Its attribute poll_interval is set afterwards; the buffer of pipeline_rl derives from it.",
+        "Our code sets its attribute poll_interval after construction. The buffer of pipeline_rl is a subclass.",
         "verl has a key for the interval of polling",
     ),
     override(
@@ -52,7 +52,8 @@ SPECS = (
         _BASE,
         "PPOTrainer.init",
         "428ab07487058adabf14cd0d84f338c3a4fb8d248959c2185f6b845b3ac03cdb",
-        "An FP32 head on one side only makes a larger mismatch than none: both are compared as soon as both stand.",
+        "An FP32 head in only one of trainer and generator gives a larger mismatch than none. Both heads are compared "
+        "as soon as both engines exist.",
         _HEADS,
     ),
     override(
@@ -60,7 +61,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._init_dataloader",
         "8247e450fd53c9125bb22b075a2b7ed3c8bc053df82cf481d5cf3b452bc809df",
-        "verl 0.9 chooses between a random and a sequential sampler and has no key for another one.",
+        "verl 0.9 has a random and a sequential sampler, and no key for another one. Our sampler is built here.",
         f"verl takes a sampler class from {SAMPLER_SECTION} and feeds it the results of each step",
     ),
     override(
@@ -68,7 +69,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._load_checkpoint",
         "5dc5c3d77c2619e07b9170062a1a087deed0ca42dc7f69c8806d8e427a56b5d9",
-        "The compute spent so far and the truncation alarm's window have to continue from the checkpoint; verl has "
+        "The compute spent so far and the window of the truncation alarm are restored from the checkpoint. verl has "
         "no hook on load.",
         _CALLBACKS,
     ),
@@ -77,8 +78,8 @@ SPECS = (
         _BASE,
         "PPOTrainer.step",
         "aa97fcc468f1bdae22f4e7ab2b2cbe47f1a93426b3791506b12bcce1990b761a",
-        "verl logs a step after it has marked its checkpoint as the latest: what is known of the step has to be in "
-        "the checkpoint, or a run that is killed in between never logged it.",
+        "verl marks a checkpoint as the latest before it logs the step. A run that is killed in between would lose "
+        "the metrics of that step, so our code keeps them for the checkpoint.",
         _CALLBACKS,
     ),
     override(
@@ -86,8 +87,9 @@ SPECS = (
         _BASE,
         "PPOTrainer._balance_batch",
         "5b473168eff54f0a3b9c6e10ebdc5ae1cd003ac40669b625195a98d3a17e4b88",
-        "Rows are divided among ranks by length alone, and each rank's rows into mini-batches: with several of both "
-        "an optimizer step sees parts of prompts, so that none is an average over prompts.",
+        "verl divides rows among ranks by length alone, and the rows of a rank into mini-batches. With several ranks "
+        "and several mini-batches an optimizer step sees only some rows of a prompt, so its loss is not an average "
+        "over prompts.",
         "verl keeps the rows of a prompt in one mini-batch",
     ),
     override(
@@ -95,8 +97,8 @@ SPECS = (
         _BASE,
         "PPOTrainer._compute_old_log_prob",
         "9dc843b0b42230f347fc6c18fa027506ffde3ade183fbf4f058ae9c0b473719c",
-        "With bypass_mode nobody computes the trainer's log-probs of a batch before the update moves the weights. "
-        "pipeline_rl looks at the age of its tokens here.",
+        "The first batch is checked here: with bypass_mode verl does not compute the trainer's log-probs before the "
+        "update changes the weights. pipeline_rl reads the age of the tokens here.",
         _HEADS,
     ),
     override(
@@ -104,7 +106,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._compute_advantage",
         "30cc1f82129d7b980fc1de0ea85e7a0fc09ed77f0b483b2f68360b11217acffe",
-        "An advantage estimator sees neither the actor's aggregation mode nor the metrics of the step.",
+        "verl passes neither the actor's aggregation mode nor the metrics of the step to an advantage estimator.",
         "verl passes the whole config and a metrics dict to advantage estimators",
     ),
     override(
@@ -112,9 +114,9 @@ SPECS = (
         _BASE,
         "PPOTrainer._update_actor",
         "5d02854a88ff4d41eec62b180a30f88d9e544c28b2ce6f7695edd7a7acd8000b",
-        "When every group has zero variance there is no gradient; the optimizer must not step all the same. Sums "
-        "over the optimizer steps of a batch come out as averages. In pipeline_rl the workers learn the version that "
-        "trains, by which they count the age of tokens.",
+        "If every group has zero variance there is no gradient, so the optimizer step is skipped. verl averages "
+        "metrics over the optimizer steps of a batch; metrics that are sums are corrected. In pipeline_rl the workers "
+        "get the weight version that trains, to compute the age of tokens.",
         "verl skips the actor update when no sequence trains",
     ),
     override(
@@ -122,8 +124,8 @@ SPECS = (
         _BASE,
         "PPOTrainer._save_checkpoint",
         "8b4e2c0174d5cc8f831d980f333fc08584686cb2e6074c8d465c183d54a61d45",
-        "Count and alarm window must be in the folder before verl marks the checkpoint as the latest; its on_save "
-        "callback comes after that, and is the user's.",
+        "The compute count and the alarm's window must be in the folder before verl marks the checkpoint as the "
+        "latest. verl's on_save callback runs after that, and belongs to the user.",
         _CALLBACKS,
     ),
     override(
@@ -131,8 +133,8 @@ SPECS = (
         _BASE,
         "PPOTrainer._validate",
         "103901797711b404b45a4274db77eab3162923134af7fdcee98856df66a06d5b",
-        "A validation, also the one before training, has to be logged with the compute that its weights had cost, "
-        "and with the lengths of its responses, whose records verl deletes.",
+        "Every validation, also the one before training, is logged with the compute spent on its weights and with the "
+        "lengths of its responses. verl deletes the records that hold these lengths.",
         _CALLBACKS,
     ),
     override(
@@ -140,7 +142,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._val_metrics_update",
         "b8ed6e0f320a33b5fbad78fd92e25de1e01d12b863b7a363928c1ef90c5b77e2",
-        "The standard error of a pass rate needs the single generations, which verl reduces to means.",
+        "The standard error of a pass rate needs the score of every generation; verl keeps only means.",
         _CALLBACKS,
     ),
     override(
@@ -148,7 +150,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._compute_metrics",
         "c675fb5f13d31a3bb2a81c8c89ad7de99f643daddfb957374e292c8f163a2024",
-        "verl has no plugin hook on the metrics of a step; trackers get what is in them.",
+        "Our metrics are added to those of the step, because verl has no plugin hook for them.",
         _CALLBACKS,
     ),
     override(
@@ -166,7 +168,8 @@ SPECS = (
         _SEPARATE,
         "PPOTrainerSeparateAsync.__init__",
         "f149a4d9cc77b69f975b9e9c9ef0215516ee98f19e9c1075f9de9b300325c784",
-        "It reads its section of the config before verl's base class reads the trainer mode.",
+        "It reads its section of the config before verl's base class does, so the mode that the user typed is put "
+        "back first.",
         _CALLBACKS,
     ),
     override(
@@ -174,7 +177,8 @@ SPECS = (
         _SEPARATE,
         "PPOTrainerSeparateAsync._init_resource_pool_mgr",
         "14fe48a4b1da11bce1c9f505249a91992d49de8d6678b0412af3e8baf0a3ca30",
-        "It names the worker that keeps weights in host memory, which on a CPU has to be another one.",
+        "It names the class of the worker that keeps weights in host memory. On a CPU another class is needed, whose "
+        "copies are real copies.",
         "verl copies instead of calling .cpu()",
     ),
     override(
@@ -182,7 +186,8 @@ SPECS = (
         _SEPARATE,
         "PPOTrainerSeparateAsync._compute_old_log_prob",
         "ee75570349617404546896b6e607d4c196b9f2a729c1f7d8f342a900ccb6f77f",
-        "The first batch is compared with the generator's log-probs after it, under the weights that train.",
+        "After it, the trainer's log-probs of the first batch are compared with the generator's, under the same "
+        "weights.",
         _HEADS,
     ),
     override(
@@ -190,7 +195,7 @@ SPECS = (
         _SEPARATE,
         "PPOTrainerSeparateAsync._setup",
         "00ce4634779ad097aed167e30de1e876f2ff294c6b471dfe3fe55a910231476b",
-        "It calls logger.info(..., flush=True) when hybrid_engine=False: a TypeError as soon as INFO is enabled.",
+        "With hybrid_engine=False it calls logger.info(..., flush=True), which is a TypeError if INFO is enabled.",
         "verl drops flush=True from that call",
     ),
     override(
@@ -198,7 +203,8 @@ SPECS = (
         _BASE,
         "PPOTrainer._init_resource_pool_mgr",
         "9df788c92129aab5cb65286a1303feb0641dba2fab7f6636298fa167beab2db0",
-        "The trainer's workers stage their weights for generators that go on.",
+        "In pipeline_rl the trainer's workers are of our class: they send weights to generators that continue to "
+        "generate.",
         _MODE,
     ),
     override(
@@ -206,7 +212,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._setup",
         "b9f68028d5dd8ff86b47ed140deeb5938aaab5c5998a8805ba6877f49efacd45",
-        "Generators of pipeline_rl are servers of ours, with a weight update that does not stop them.",
+        "pipeline_rl starts servers of our class, and a weight update that does not abort their requests.",
         _MODE,
     ),
     override(
@@ -214,7 +220,7 @@ SPECS = (
         _BASE,
         "PPOTrainer.get_llm_client",
         "f8bccccd46bea251b697c8e5c58d3e9ec7e2d4a0f605e6dbe81686847b0ef70d",
-        "The agent loops' client of pipeline_rl takes up requests that an update or a lost generator broke off.",
+        "Agent loops of pipeline_rl get our client, which sends a request again if its generator hangs or dies.",
         _MODE,
     ),
     override(
@@ -222,7 +228,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._rollout_server_managers",
         "6c06c590f558d2ba31035539a7fa1f2414f91e42e42fd9ec4f920b3613ac3063",
-        "Generators of pipeline_rl are servers of ours, which verl profiles as its own.",
+        "It tells verl which servers pipeline_rl started, so that verl can profile them.",
         _MODE,
     ),
     override(
@@ -230,7 +236,8 @@ SPECS = (
         _BASE,
         "PPOTrainer._get_n_gpus_for_throughput",
         "a9246636160b853cadd08aaca87b542056fa367dd48ec9a35b26a43dd3ce5e5f",
-        "verl divides throughput by the GPUs that train; those that generate count, too.",
+        "verl divides throughput by the number of GPUs that train. In pipeline_rl the GPUs that generate are counted, "
+        "too.",
         _MODE,
     ),
     override(
@@ -238,7 +245,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._reissue_inflight_prompts",
         "9fb9f5875b3dc2c3c869257948d35aec88dd8d0f3d7c404ca4db2af1dc5d8951",
-        "After resuming, the admission rule says how many prompts start at once.",
+        "After a resume, the admission rule of pipeline_rl decides how many prompts are in flight.",
         _MODE,
     ),
     override(
@@ -246,8 +253,8 @@ SPECS = (
         _BASE,
         "PPOTrainer._add_prompts_to_generate",
         "b778843923915bd6f22d0341fe68550da357ca3021229a3b3bb6f5d97598cffb",
-        "It replaces failed prompts, without end when an engine has died: the engines are asked first. The admission "
-        "rule of pipeline_rl starts fresh prompts with it.",
+        "verl replaces failed prompts without end if an engine is dead, so our code first asks whether the engines "
+        "are alive. The admission rule of pipeline_rl starts new prompts with this method.",
         "verl ends a run in which every prompt fails",
     ),
     override(
@@ -255,7 +262,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._submit_batch_to_rollout",
         "ea9ff5b7b3abe8318cc7526cd64f7df5691ac10b8c6d4278d49561bbec8e3577",
-        "The buffer of pipeline_rl has to know how many responses each prompt asks for.",
+        "Our code tells the buffer of pipeline_rl how many responses each prompt asks for.",
         _MODE,
     ),
     override(
@@ -263,7 +270,7 @@ SPECS = (
         _BASE,
         "PPOTrainer.prepare_step",
         "b0cc4d9582113d2c45ce0a1357a39d8c30ee610a4c5cabfcb9361f5aa8a6d50e",
-        "The admission rule starts prompts, not one batch a step.",
+        "verl starts one batch of prompts per step; in pipeline_rl the admission rule starts prompts.",
         _MODE,
     ),
     override(
@@ -271,8 +278,8 @@ SPECS = (
         _BUFFER,
         "ReplayBufferAsync.sample",
         "9b8b66dd7b7772e12a26292b668b8bf23182c68ca819a820347639ab2d677271",
-        "pipeline_rl waits for groups by its admission rule, and looks after those that fail; a validation's "
-        "responses are looked at when they are sampled, before verl deletes them.",
+        "pipeline_rl waits for complete groups by its admission rule, and retries or drops groups that fail. The "
+        "responses of a validation are read here, before verl deletes them.",
         _MODE,
     ),
     override(
@@ -280,7 +287,7 @@ SPECS = (
         _ROUTER,
         "GlobalRequestLoadBalancer.__init__",
         "5173ac1cd72d2ee6d75cd872e5b1811dd762fbc435d244bd6f7406a02737ed78",
-        "The pipeline's load balancer begins here, with counts of its own.",
+        "The constructor of our load balancer extends it: it also counts failed attempts per server.",
         _MODE,
     ),
     override(
@@ -288,7 +295,8 @@ SPECS = (
         _ROUTER,
         "GlobalRequestLoadBalancer.acquire_server",
         "a9652beeb2df3ca6db0e66283bd44be324cc0a326c7ac89878622ccff718cce1",
-        "Servers that are out of reach are hidden from verl's choice, which is by the requests that each has.",
+        "verl chooses the server with the fewest requests. Our subclass hides servers that cannot be reached from "
+        "this choice.",
         _MODE,
     ),
     override(
@@ -296,7 +304,7 @@ SPECS = (
         _ROUTER,
         "GlobalRequestLoadBalancer.remove_servers",
         "b14e6cd5b96442aa35d7339400081b684f979af1624e0d31cb2065e0a3a23830",
-        "A server that is removed begins without strikes if it comes back.",
+        "When a server is removed, its count of failed attempts is cleared.",
         _MODE,
     ),
     override(
@@ -304,7 +312,7 @@ SPECS = (
         _SERVERS,
         "LLMServerClient.__init__",
         "200a12e6a89ea9b9332d077d44097464e43254617dfc6135ddd300bd991edefa",
-        "The pipeline's client begins here, with a memory of who was out of reach.",
+        "The constructor of our client extends it: it also remembers the servers that could not be reached.",
         _MODE,
     ),
     override(
@@ -312,7 +320,8 @@ SPECS = (
         _SERVERS,
         "LLMServerClient.generate",
         "d0dca12f2216ca4b819e7efeabdb0d866e008f1f7b3c6f2a62eebac054a0ba1f",
-        "A request of the pipeline has a limit in time and several attempts; verl's waits for ever for a hung engine.",
+        "A request of pipeline_rl has a time limit and several attempts; verl's client waits for ever if an engine "
+        "hangs.",
         _MODE,
     ),
     override(
@@ -320,7 +329,7 @@ SPECS = (
         _CHECKPOINT,
         "CheckpointEngineManager.__init__",
         "6244cd910be0d8090a22c470c1161889b76e11a36bf304ee125cf6aef0617cc9",
-        "The pipeline's updater of weights begins here.",
+        "The constructor of pipeline_rl's weight updater extends it.",
         _MODE,
     ),
     override(
@@ -328,7 +337,7 @@ SPECS = (
         _CHECKPOINT,
         "CheckpointEngineManager.update_weights",
         "3f185146ce51a51c575c56468b0873ca3d88faef380823ef667ad34e48695a66",
-        "verl's update aborts every request, and a generator that dies in it ends the run.",
+        "verl's weight update aborts every request, and the run ends if a generator dies during the update.",
         _MODE,
     ),
     override(
@@ -336,7 +345,7 @@ SPECS = (
         "verl.workers.engine_workers",
         "ActorRolloutRefWorker.update_weights",
         "3d7b0a5ec422b98ae4025a0eca1cd6d17229c4c12b82cfdd2563995ce0a4e5af",
-        "verl sends weights as they are stored, which is FP32 unless asked otherwise: twice the bytes.",
+        "verl sends weights in the dtype in which they are stored, FP32 by default: twice the bytes of bf16.",
         _MODE,
     ),
     override(
@@ -344,7 +353,7 @@ SPECS = (
         _BASE,
         "PPOTrainer._step_once",
         "95f972b276d875392bda253e59b590651de682eb7b96a3c399539038c61b5985",
-        "Each step of ppo_off_policy reports its optimizer steps.",
+        "ppo_off_policy reports the number of optimizer steps of each training step.",
         "verl has a mode with several optimizer steps on one batch that counts them",
     ),
     override(
@@ -352,9 +361,9 @@ SPECS = (
         _LOOP,
         "AgentLoopWorker._run_agent_loop",
         "c70a4be3f55e531715ad2412955746d79e4eab6bd67dbc5f1e5d0defc31a1df3",
-        "An agent loop is not told whether it generates for validation, which has budgets of its own, nor which "
-        "tokens of the model's generation config end a turn; what it raises goes to its worker's log only, so a "
-        "trainer whose groups all fail could not say why.",
+        "verl does not tell an agent loop whether it generates for validation, which has its own budgets, nor which "
+        "tokens of the model's generation config end a turn. An exception of an agent loop appears only in its "
+        "worker's log; our code keeps it, so that the trainer can name the cause if all groups fail.",
         "verl passes the trajectory's `validate` and the generation config to agent loops, and tags failed prompts "
         "with their error",
     ),
@@ -363,17 +372,17 @@ SPECS = (
         _LOOP,
         "AgentLoopWorker._compute_score",
         "6cfa321612555ae3104b245a0dbda7bac32843878a0069e16b605d6338e3c80e",
-        "A reward that is no finite number goes into the batch, where it ends the run; in a pipeline run the group "
-        "can be tried again, or given up, as one whose reward function raises. A response is complete there: the "
-        "versions of its requests are put together.",
-        "verl fails a prompt whose reward is not finite, and notes weight versions by token",
+        "verl puts a non-finite reward into the batch, where it ends the run. In pipeline_rl it fails its group "
+        "instead, which is retried or dropped, as if the reward function had raised. The response is complete here, "
+        "so the weight versions of its requests are joined here.",
+        "verl fails a prompt whose reward is not finite, and records the weight version of every token",
     ),
     override(
         "agent_loop.manager",
         _LOOP,
         "AgentLoopManager.__init__",
         "a4af982836931624760fc4c9d2eb42b7f46ff4b800000e9ad08256da945f5d04",
-        "It gets the run's config before its workers do, with the class that the user typed put back.",
+        "It gets the run's config before its workers do; the class that the user typed is put back here.",
         _WORKERS,
     ),
     override(
@@ -381,7 +390,7 @@ SPECS = (
         _LOOP_TQ,
         "AgentLoopManagerTQ.__init__",
         "886aa1da988f687f4db60d43d0e47a2d64feb14cadd3a152e413542b231bb971",
-        "It names the class that its workers are made of.",
+        "It names the class of its workers; our class takes its place.",
         _WORKERS,
     ),
     override(
@@ -389,7 +398,7 @@ SPECS = (
         _LOOP,
         "AgentLoopManager._init_agent_loop_workers",
         "4ed2ad01aaa9c16bfd47c472631cf12f1052b71a1abad53d482496a65e6ef922",
-        "A manager makes its workers of a class that it holds; verl has no key for another one.",
+        "It starts workers of a class that is an attribute of the manager; verl has no key for another class.",
         _WORKERS,
     ),
 )

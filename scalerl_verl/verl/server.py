@@ -43,7 +43,8 @@ SPECS = (
         target="RolloutReplicaRegistry",
         build=_register,
         kind="register",
-        why="The policy's vLLM servers are of our class in runs with our names; reward models and teachers get verl's.",
+        why="In runs that use our names the vLLM servers of the policy are of our class; reward models and teachers "
+        "keep verl's.",
         sources=("25b47c8795c668ea249d40841efe75f37601ba958ae34eb1e0af86623387a656",),
         removal=_REMOVAL,
         late_ok=True,
@@ -53,7 +54,7 @@ SPECS = (
         _SERVER,
         "vLLMReplica.__init__",
         "003ee2531fcf2a7d480aed7c251cc572d16caa0a0993b5394632d0e8c7801812",
-        "It names the class of the server that a replica launches.",
+        "It names the class of the server that a replica launches; our class takes its place.",
         _REMOVAL,
     ),
     override(
@@ -61,7 +62,7 @@ SPECS = (
         _SERVER,
         "vLLMHttpServer._post_init",
         "f2b44f41fc9f82058f6ab7d2a1f34ce57109579c7fff620fc67d12a801c9ba0e",
-        "The end of the server's constructor, where ours begins.",
+        "verl's constructor of the server ends with it; our subclass adds its own attributes there.",
         _REMOVAL,
     ),
     override(
@@ -69,7 +70,8 @@ SPECS = (
         _SERVER,
         "vLLMHttpServer.run_server",
         "613b6ecbf0b57f5a23cdb3e098c4eb0c5de0b2b0c2efed91f141b7ace58973c7",
-        "vLLM's engine processes are no Ray actors: their server has to fetch what they measured for the driver.",
+        "vLLM's engine processes are not Ray actors, so their server fetches what they measured at start and keeps it "
+        "for the driver.",
         _REMOVAL,
     ),
     override(
@@ -77,7 +79,7 @@ SPECS = (
         _SERVER,
         "vLLMHttpServer._get_worker_extension_cls",
         "9930d3b46be73f1e5f62a3e3baab3a0d7ef7625dc9331717b45d93f9346b10bb",
-        "verl's extension of vLLM's worker is a class that a server names.",
+        "It names verl's extension class of vLLM's worker; our class takes its place.",
         _REMOVAL,
     ),
     override(
@@ -85,7 +87,7 @@ SPECS = (
         _SERVER,
         "vLLMHttpServer.generate",
         "9c9bd3b936eb3a768c604f615827bd88e6782bdd70ccbf0694d492442b7f9def",
-        "The fast front end adds parameters to a request, and counts on what is read of its outputs.",
+        "The fast front end changes parameters of a request, and relies on which fields of the output verl reads.",
         _REMOVAL,
     ),
     override(
@@ -93,7 +95,8 @@ SPECS = (
         _SERVER,
         "vLLMHttpServer.abort_all_requests",
         "d7bc504314c80115eecd9e72ffc6fa5ca637e4e96914f2b69dc09c690224238f",
-        "It waits for requests on their way into the engine; a pipeline run calls it by mistake only.",
+        "Our version waits for requests that are entering the engine. In pipeline_rl it must never be called, and "
+        "raises.",
         _REMOVAL,
     ),
     override(
@@ -101,7 +104,7 @@ SPECS = (
         _SERVER,
         "vLLMHttpServer.abort_request",
         "c4068e6de436d16649cca1495eb95b61039d5d88cc7b8f62c429db45e6d077cf",
-        "A pipeline run aborts by its own ids, which vLLM's engine does not know.",
+        "pipeline_rl aborts requests by its own ids, which vLLM's engine does not know.",
         _REMOVAL,
     ),
     override(
@@ -109,7 +112,7 @@ SPECS = (
         _SERVER,
         "vLLMHttpServer.set_global_steps",
         "670afc66e06418b9f91ec7188f4ead706de4dbdb5033b9fbf7f5ed5e9521a719",
-        "A pipeline run sets the version together with everything that depends on it.",
+        "It does nothing in pipeline_rl, which sets the version together with everything that depends on it.",
         _REMOVAL,
     ),
     override(
@@ -117,7 +120,7 @@ SPECS = (
         _SERVER,
         "vLLMHttpServer.clear_kv_cache",
         "756f14e6a5ff2fd03f61398f7dc9cdfc4b0215731fc4b8439c2cd2af84fb72d1",
-        "A pipeline run keeps the KV of requests over a weight update.",
+        "It does nothing in pipeline_rl, where running requests keep their KV cache across a weight update.",
         _REMOVAL,
     ),
     override(
@@ -125,7 +128,7 @@ SPECS = (
         _REPLICA,
         "RolloutReplica.max_concurrency",
         "04d56f3da873ee045b24de799195f260cd979926ddf0165162df315bebb5cc60",
-        "Control calls of a pipeline run must not wait behind requests.",
+        "Control calls of pipeline_rl must not wait behind requests.",
         _REMOVAL,
     ),
     override(
@@ -133,7 +136,7 @@ SPECS = (
         _REPLICA,
         "RolloutReplica.get_ray_class_with_init_args",
         "74bd961d5572886eb4cc7e80eaf3c33e37ecec4e7f06ac550dcf9a8dad4e09c0",
-        "Workers of a pipeline run stage weights before they load them.",
+        "In pipeline_rl the rollout workers are of our class: they receive weights before the engine loads them.",
         _REMOVAL,
     ),
     override(
@@ -141,8 +144,8 @@ SPECS = (
         "verl.workers.rollout.vllm_rollout.utils",
         "vLLMColocateWorkerExtension.update_weights_from_ipc",
         "5d2e492bbd1110bbab3487c37b1c329e89ac4970712a2926688ce0f22fcf6149",
-        "A pipeline run has the weights in the generator's memory before it pauses; verl's worker can load only what "
-        "comes over its socket during the pause.",
+        "In pipeline_rl the weights are in the generator's memory before the pause. verl's worker can load only "
+        "weights that come over its socket during the pause.",
         _REMOVAL,
     ),
     override(
@@ -150,7 +153,7 @@ SPECS = (
         "verl.workers.rollout.llm_server",
         "LLMServerManager.__init__",
         "01dc40bb20715717ee952d5d7fef198413bb4f10811231a32f853fc82a7c5c73",
-        "It takes the class of replicas from an attribute, by which a pipeline run names its own.",
+        "It takes the class of replicas from an attribute, which pipeline_rl sets to its own class.",
         _REMOVAL,
     ),
 )

@@ -34,8 +34,9 @@ SPECS = (
         target="validate_config",
         build=_build,
         kind="wrap",
-        why="verl has no plugin hook between composing the config and starting Ray: contradictions would show up "
-        "minutes later in a worker, or never. A run that names nothing of ours passes through unchanged.",
+        why="Our start-up check runs here, because verl has no plugin hook between composing the config and starting "
+        "Ray; without it contradictions appear minutes later in a worker, or never. A run that uses none of our names "
+        "is not changed.",
         sources=("9e2d82e4b51e7099f5c295c96ba1d117c7255965a1ed14e8bc25f289f56f2028",),
         when="always",
         removal="verl offers a config-validation hook to plugins",

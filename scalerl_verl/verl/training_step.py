@@ -28,8 +28,8 @@ SPECS = (
         target="compute_advantage_for_multi_trajectories",
         build=_build_advantage,
         kind="wrap",
-        why="Group-wise weights are exact only where whole groups are visible: on the driver, after the estimator. "
-        "Sessions and rewards are only there before it.",
+        why="Row weights need whole groups, which only the driver sees, and they are multiplied in after the "
+        "estimator. Rewards and sessions are read before it.",
         sources=("46c7a2240d72f694b8e836a74943a7b7c340ea5bd16e579b578fbf1b4802b0fe",),
         removal="verl has a prompt-level aggregation mode (see patches/verl)",
     ),
