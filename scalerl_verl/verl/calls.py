@@ -15,10 +15,12 @@ _CORE = "vllm.v1.engine.core"
 _LLM = "vllm.v1.engine.async_llm"
 _OUTPUTS = "vllm.v1.engine.output_processor"
 _CHECKPOINT = "verl.checkpoint_engine.base"
+_NCCL = "verl.checkpoint_engine.nccl_checkpoint_engine"
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 _SERVERS = "verl.workers.rollout.llm_server"
 _ENGINES = "verl.workers.engine.base"
 _VLLM_SWAP = "vLLM loads weights that were staged before a pause, and reports the token count of each request"
+_VERL_SOCKET = "verl closes the socket of a group that it finalizes (see patches/verl)"
 _VERL_PIPELINE = "verl has a mode in which generation goes on while weights are updated"
 _FRONTEND = "verl asks vLLM for one answer a request"
 _STEPS = "verl has hooks in its training step"
@@ -36,6 +38,7 @@ def _call(
     sources: tuple[str, ...] = (),
     call: str = "",
     attributes: tuple[str, ...] = (),
+    needs: str = "",
 ) -> PatchSpec:
     distribution: Literal["verl", "vllm"] = "verl" if module.startswith("verl.") else "vllm"
     return PatchSpec(
@@ -51,6 +54,7 @@ def _call(
         late_ok=True,
         call=call,
         attributes=attributes,
+        needs=needs,
     )
 
 
@@ -346,6 +350,33 @@ VERL_SPECS = (
         "Through it workers prepare, join and leave the process group of an update.",
         _VERL_PIPELINE,
         call="execute_checkpoint_engine(self, method)",
+    ),
+    _call(
+        "weights.socket",
+        _NCCL,
+        "NCCLCheckpointEngine._connect_zmq_client",
+        "It puts a generator's socket, a new one for each group, into ``socket``, where ours takes its place.",
+        _VERL_SOCKET,
+        sources=("d66df35b282be6f83dbc859f755a85688f9c32f0918878e378ce9b1f04d5ec6f",),
+        needs="cupy",
+    ),
+    _call(
+        "weights.socket_read",
+        _NCCL,
+        "BroadcastOperation._run",
+        "A thread calls ``recv_string`` and ``recv_pyobj`` of a generator's socket, and no more, without a limit.",
+        _VERL_SOCKET,
+        sources=("f4a9fa2abca7bd0b9a84f4701fa55442d2ec78fdcb790aa4fd07d4c334d2a330",),
+        needs="cupy",
+    ),
+    _call(
+        "weights.socket_left",
+        _NCCL,
+        "NCCLCheckpointEngine.finalize",
+        "It neither closes the socket nor ends who reads from it: ours does both right before.",
+        _VERL_SOCKET,
+        sources=("a715320126da38feedf1927eed8476644c4d44e3557d43b26f86310b72ec437a",),
+        needs="cupy",
     ),
     _call(
         "weights.open",
