@@ -70,7 +70,9 @@ def attention_flops(shape: ModelShape, tokens: float) -> float:
     return 2 * shape.num_layers * shape.q_size * tokens * tokens
 
 
-def training_flops(shape: ModelShape, sequences: float, mean: Assumptions, num_forwards: int) -> float:
+def training_flops(
+    shape: ModelShape, sequences: float, mean: Assumptions, num_forwards: int, adapter_params: int = 0
+) -> float:
     """Operations of one update.
 
     Args:
@@ -78,10 +80,13 @@ def training_flops(shape: ModelShape, sequences: float, mean: Assumptions, num_f
         sequences: that it trains on.
         mean: lengths.
         num_forwards: forward passes: 1, one more where layers are recomputed, and one where old log-probs are.
+        adapter_params: numbers that train beside a model that is frozen; 0: the model trains.
     """
     tokens = mean.mean_prompt + mean.mean_response
-    forward = 2 * shape.active_params * tokens + attention_flops(shape, tokens)
-    return sequences * forward * (num_forwards + 2)  # backward costs two forward passes
+    forward = 2 * (shape.active_params + adapter_params) * tokens + attention_flops(shape, tokens)
+    # Backward costs two forward passes, one of them for the weights' gradients, which frozen matrices do not have.
+    frozen = 2 * shape.active_params * tokens if adapter_params else 0.0
+    return sequences * (forward * (num_forwards + 2) - frozen)
 
 
 def touched_weights(shape: ModelShape, sequences: float) -> float:
@@ -141,6 +146,7 @@ def find_rates(
     num_forwards: int,
     sequences_per_engine: float,
     gpus_per_engine: int,
+    adapter_params: int = 0,
 ) -> Rates:
     """Cost of one optimizer step's data on each side, in seconds of one GPU.
 
@@ -152,8 +158,9 @@ def find_rates(
         num_forwards: see `training_flops`.
         sequences_per_engine: in flight on an engine.
         gpus_per_engine: GPUs of an engine.
+        adapter_params: see `training_flops`.
     """
-    flops = training_flops(shape, sequences, mean, num_forwards)
+    flops = training_flops(shape, sequences, mean, num_forwards, adapter_params)
     step_s = decode_step_s(shape, device, sequences_per_engine, gpus_per_engine, mean)
     tokens_per_gpu_s = sequences_per_engine / step_s / gpus_per_engine
     prefill = sequences * mean.mean_prompt * 2 * shape.active_params / (device.flops * mean.training_efficiency)

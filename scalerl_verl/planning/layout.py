@@ -14,6 +14,7 @@ from scalerl_verl.names import ACTOR, FSDP, FUSED_KERNELS, GROUP_SIZE, HYBRID_EN
 from scalerl_verl.names.asking import is_bypassed, trainer_mode
 from scalerl_verl.names.keys import value_of
 from scalerl_verl.pipeline.transfer import BYTES, SEPARATE, Transfer, read_transfer
+from scalerl_verl.planning.adapters import Adapters, read_adapters
 from scalerl_verl.planning.generator import GeneratorSetup
 from scalerl_verl.planning.trainer import TrainerSetup
 from scalerl_verl.shapes import ModelShape
@@ -87,7 +88,7 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
         reserve_gib: of it, what neither weights nor tensors take, GiB.
 
     Raises:
-        ScaleRLConfigError: an engine whose memory is not estimated here.
+        ScaleRLConfigError: an engine or adapters whose memory is not estimated here.
     """
     _refuse_unknown(config)
     mode = trainer_mode(config)
@@ -136,6 +137,7 @@ def read_layout(config: DictConfig, shape: ModelShape, gpu_gib: float, reserve_g
             max_prompt + max_response,
             num_shards(trainer_gpus, fsdp_size),
             transfer,
+            read_adapters(config, shape, mode),
         ),
         generator=_generator_setup(config, transfer, gpu_gib * GIB, reserve_gib * GIB, max_model_len),
     )
@@ -151,8 +153,6 @@ def _refuse_unknown(config: DictConfig) -> None:
     problems = []
     if strategy not in ("fsdp", "fsdp2"):
         problems.append(f"{ACTOR}.strategy={strategy}: plan knows the memory of fsdp and fsdp2 only")
-    if int(select(config, f"{MODEL}.lora_rank", 0)) > 0:
-        problems.append(f"{MODEL}.lora_rank: plan estimates runs that train the whole model; leave --lora_rank out")
     if select(config, "critic.enable", False):
         problems.append("critic.enable=True: plan does not count a value network; set critic.enable=False")
     if select(config, f"{ROLLOUT}.name", "vllm") != "vllm":
@@ -173,7 +173,9 @@ def _bytes(path: str, name: Any) -> int:
     return BYTES[text]
 
 
-def _trainer_setup(config: DictConfig, tokens: int, longest: int, shards: int, transfer: Transfer) -> TrainerSetup:
+def _trainer_setup(
+    config: DictConfig, tokens: int, longest: int, shards: int, transfer: Transfer, adapters: Adapters | None
+) -> TrainerSetup:
     mixed = f"{FSDP}.mixed_precision"
     return TrainerSetup(
         num_shards=shards,
@@ -188,6 +190,7 @@ def _trainer_setup(config: DictConfig, tokens: int, longest: int, shards: int, t
         cpu_offload=bool(select(config, f"{FSDP}.offload_policy", False)),
         transfer=transfer,
         padded_length=0 if select(config, f"{MODEL}.use_remove_padding", True) else longest,
+        adapters=adapters,
     )
 
 

@@ -160,6 +160,7 @@ def _rates(
         num_forwards=forwards,
         sequences_per_engine=max(min(in_flight / engines, _slots(layout, generator, assumptions)), 1.0),
         gpus_per_engine=layout.gpus_per_engine,
+        adapter_params=layout.trainer.adapters.num_params(shape) if layout.trainer.adapters else 0,
     )
 
 

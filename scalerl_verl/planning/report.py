@@ -123,7 +123,16 @@ def to_text(plan: Plan) -> str:
 
 
 def _notes(plan: Plan) -> list[str]:
-    return [*(plan.queueing.notes() if plan.queueing else []), *plan.preset_notes]
+    adapters = plan.layout.trainer.adapters
+    of_adapters = (
+        []
+        if adapters is None
+        else [
+            f"{_count(adapters.num_params(plan.shape))} parameters of adapters train; an update sends the whole model, "
+            "and the time to merge them into it is not counted"
+        ]
+    )
+    return [*of_adapters, *(plan.queueing.notes() if plan.queueing else []), *plan.preset_notes]
 
 
 def _queue(plan: Plan) -> list[str]:

@@ -174,7 +174,8 @@ def estimate(masks: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.
     return [row[:n] for row, n in zip(advantages_BT, RESPONSES, strict=True)], weights
 
 
-def make_engine(folder: Path, case: Case, **model_options: Any) -> Any:
+def make_engine(folder: Path, case: Case, optimizer: str = "SGD", **model_options: Any) -> Any:
+    """verl's engine of a case. SGD, since Adam's first step is a matter of signs; verl clips the norm of all ranks."""
     precision = {"param_dtype": case.param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     lora = {"lora_rank": 4, "lora_alpha": 8} if case.lora else {}
     engine = EngineRegistry.new(
@@ -201,9 +202,8 @@ def make_engine(folder: Path, case: Case, **model_options: Any) -> Any:
             pad_to_length=case.pad_to_length,
             pad_to_length_bucket=16,
         ),
-        # Not Adam, whose first step is a matter of signs; verl clips the norm of all ranks.
         optimizer_config=FSDPOptimizerConfig(
-            lr=0.3, optimizer="SGD", total_training_steps=1, override_optimizer_config={}
+            lr=0.3, optimizer=optimizer, total_training_steps=1, override_optimizer_config={}
         ),
         checkpoint_config=CheckpointConfig(),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from scalerl_verl.json_lines import read_records
@@ -29,11 +30,17 @@ RECORDED = [
 PLANNED = read_records(RESULTS.with_name("plan.jsonl"))
 
 
-def kept_bytes(config: dict[str, Any], tokens: int) -> float:
-    """Bytes for each token that autograd keeps of a real decoder layer in bf16, weights and positions left out."""
+def kept_bytes(config: dict[str, Any], tokens: int, rank: int = 0) -> float:
+    """Bytes for each token that autograd keeps of a real decoder layer in bf16, weights and positions left out.
+
+    With a rank adapters train in the place of the layer.
+    """
     built = CONFIG_MAPPING[config["model_type"]](**{k: v for k, v in config.items() if k != "model_type"})
     built._attn_implementation = "sdpa"
     model = AutoModelForCausalLM.from_config(built).bfloat16()
+    if rank:
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=rank, target_modules="all-linear"))
+        model = adapted.bfloat16().get_base_model()
     hidden = torch.randn(1, tokens, built.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     positions = torch.arange(tokens)[None]
     rotary = model.model.rotary_emb(hidden, positions)
