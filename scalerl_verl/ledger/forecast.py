@@ -38,11 +38,6 @@ def expect_end(points: Sequence[ValidationPoint], total_steps: int) -> float | N
     return last.gpu_hours * max(total_steps / last.steps, 1.0) if last.steps > 0 else None
 
 
-def forecast_metrics(points: Sequence[ValidationPoint], total_steps: int) -> dict[str, float]:
-    """`describe_forecast` of the curve through these validations."""
-    return describe_forecast(points, total_steps, fit_validations(points))
-
-
 def describe_forecast(points: Sequence[ValidationPoint], total_steps: int, fit: CurveFit | None) -> dict[str, float]:
     """Predict the score at the last step of a run from its validations so far.
 

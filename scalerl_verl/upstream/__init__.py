@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only package that touches private upstream names; `table.SYMBOLS` lists every one of them."""
+"""How upstream symbols are bound to their sources and patched; `scalerl_verl.verl.patches.SYMBOLS` lists every one."""

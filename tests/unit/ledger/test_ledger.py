@@ -8,7 +8,7 @@ import json
 import pytest
 
 from scalerl_verl.ledger.compute import ComputeLedger, Totals, ValidationPoint
-from scalerl_verl.ledger.forecast import forecast_metrics
+from scalerl_verl.ledger.forecast import describe_forecast, fit_validations
 from scalerl_verl.ledger.validation import measure_pass_rate
 
 
@@ -105,8 +105,11 @@ def make_points(num: int) -> list[ValidationPoint]:
 
 
 def test_forecast_appears_when_there_are_enough_points():
-    assert forecast_metrics(make_points(4), 200) == {"scalerl/forecast/num_points": 4, "scalerl/forecast/identified": 0}
-    metrics = forecast_metrics(make_points(16), total_steps=320)
+    assert describe_forecast(make_points(4), 200, fit_validations(make_points(4))) == {
+        "scalerl/forecast/num_points": 4,
+        "scalerl/forecast/identified": 0,
+    }
+    metrics = describe_forecast(make_points(16), 320, fit_validations(make_points(16)))
     assert metrics["scalerl/forecast/identified"] == 1
     assert metrics["scalerl/forecast/A"] == pytest.approx(0.7, abs=2e-3)
     assert metrics["scalerl/forecast/end_gpu_hours"] == pytest.approx(32.0)

@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from scalerl_verl.json_lines import read_records
 from scalerl_verl.ledger.compute import X_FIELDS, Totals, ValidationPoint
-from scalerl_verl.ledger.forecast import forecast_metrics
+from scalerl_verl.ledger.forecast import describe_forecast, fit_validations
 from scalerl_verl.scaling import sigmoid
 from scalerl_verl.scaling.fit.fitting import fit_points
 from scalerl_verl.scaling.fit.prediction import predict
@@ -57,7 +57,7 @@ def test_forecast_in_the_log_is_that_of_the_validations_before_it(logged: dict[i
     points, identified = [], []
     for step, metrics in logged.items():
         points.append(point_of(metrics))
-        forecast = forecast_metrics(points, STEPS)
+        forecast = describe_forecast(points, STEPS, fit_validations(points))
         found = {name: value for name, value in metrics.items() if name.startswith(FORECAST)}
         assert forecast.keys() == found.keys(), step
         low, high = (f"{FORECAST}end_{side}" for side in ("low", "high"))
