@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be done about long responses before advantages are computed: a penalty, and a rule for truncated ones."""
+"""Reward shapings for long responses: a length penalty, and a rule that leaves truncated responses out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LengthPenalty(RewardShaping):
         if self.max_length is not None and self.cache_length is not None and self.cache_length > self.max_length:
             raise ValueError(
                 f"{_PATH}.cache_length={self.cache_length} is more than max_length={self.max_length}: every response "
-                "would be penalised"
+                "would be penalised; lower cache_length, or raise max_length"
             )
 
     def lengths(self, max_response_length: int) -> tuple[int, float]:

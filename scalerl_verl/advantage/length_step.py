@@ -163,7 +163,10 @@ def record_lengths(alarm: TruncationAlarm, config: DictConfig, batch: Any, step:
     """
     if step.rewards_B is None:
         require_active("verl.training_step.weights")
-        raise PatchError("no rewards were seen in this training step: verl computed the advantages in another way")
+        raise PatchError(
+            "the rewards of this training step did not pass through scalerl_verl: this verl computes advantages in a "
+            "way that is not known here. Install a version that 'scalerl doctor' lists"
+        )
     lengths = read_lengths(config, batch)
     rewards_R = step.rewards_B[np.array(lengths.rows, dtype=np.int64)]
     found = _summarize(lengths.truncated_R, lengths.clamped_R, lengths.prompt_ids, lengths.records, rewards_R)
@@ -208,7 +211,10 @@ class ValidationLengths:
             return {}
         if self.rewards is None or len(self.rewards) != len(records):
             scored = "none" if self.rewards is None else len(self.rewards)
-            raise PatchError(f"a validation sampled {len(records)} responses and scored {scored}: verl's has changed")
+            raise PatchError(
+                f"a validation sampled {len(records)} responses and scored {scored}: verl's validation is not one that "
+                "is known here. Install a version that 'scalerl doctor' lists"
+            )
         found = _summarize(
             np.concatenate([batch.truncated_R for batch in self.batches]),
             np.concatenate([batch.clamped_R for batch in self.batches]),

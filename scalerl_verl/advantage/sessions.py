@@ -64,7 +64,8 @@ def index_sessions(row_keys_B: Sequence[str]) -> Sessions:
     final: list[tuple[int, int]] = []
     index_B = np.zeros(len(row_keys_B), dtype=np.int64)
     if len(set(row_keys_B)) != len(row_keys_B):
-        raise ValueError("a row key <uid>_<session>_<output> stands in the batch twice: each row needs its own")
+        twice = next(key for key in row_keys_B if list(row_keys_B).count(key) > 1)
+        raise ValueError(f"row key {twice!r} is in the batch twice: each row needs its own <uid>_<session>_<output>")
     for row, key in enumerate(row_keys_B):
         session, _, output = key.rpartition("_")
         if "_" not in session or not output.isdecimal():

@@ -192,7 +192,10 @@ def record_visits(
     """
     if step.rewards_B is None or step.trains_B is None:
         require_active("verl.training_step.weights")
-        raise PatchError("no rewards were seen in this training step: verl computed the advantages in another way")
+        raise PatchError(
+            "the rewards of this training step did not pass through scalerl_verl: this verl computes advantages in a "
+            "way that is not known here. Install a version that 'scalerl doctor' lists"
+        )
     visits = tally_visits(
         _require_prompt_ids(batch),
         list(batch.keys),

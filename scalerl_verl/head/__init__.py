@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP32 LM head: log-probabilities and entropy from hidden states, logits in FP32 and never all at once.
 
-PyTorch is imported when a function is taken from here: the list of patches stands in this room, too.
+PyTorch is imported only when a function is taken from here, because the list of patches is in this folder, too.
 """
 
 from importlib import import_module

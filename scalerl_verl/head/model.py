@@ -115,7 +115,10 @@ def head_state(model: Any) -> HeadState | None:
 def _refuse_unsupported(model: Any, layer: Any, fused: bool) -> None:
     name, config = type(model).__name__, model.config
     if layer is None:
-        raise HeadError(f"{name} has no output layer over the vocabulary: impl_backend=fp32 is for actor and reference")
+        raise HeadError(
+            f"{name} has no output layer over the vocabulary: the FP32 head is for language models (actor and "
+            f"reference); set {HEAD_BACKEND}=torch"
+        )
     if type(layer) is not torch.nn.Linear:
         raise HeadError(
             f"the output layer of {name} is {type(layer).__module__}.{type(layer).__name__}, not torch.nn.Linear: its "

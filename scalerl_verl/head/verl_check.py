@@ -54,9 +54,17 @@ def check_engine(engine: Any) -> None:
     state.on_call = lambda layer, hidden, weight: measured.update(measure(layer, hidden, weight, state.fused))
     log_probs = _small_forward(engine)
     if not measured:
-        raise HeadError(f"impl_backend={backend}: a forward of verl's engine does not pass through the FP32 head")
+        raise HeadError(
+            f"impl_backend={backend}: a forward of verl's engine does not pass through the FP32 head. Look for what "
+            "else replaces the model's output layer or its forward, or set impl_backend=torch"
+        )
     if log_probs.dtype != torch.float32 or not bool(log_probs.isfinite().all()):
-        raise HeadError(f"impl_backend={backend}: verl's engine makes {log_probs.dtype} log-probs of FP32 logits")
+        what = "non-finite" if log_probs.dtype == torch.float32 else str(log_probs.dtype)
+        raise HeadError(
+            f"impl_backend={backend}: verl's engine returns {what} log-probs from FP32 logits; finite float32 is "
+            "needed. Check the weights of the model, and whether another patch changes verl's log-probs, or set "
+            "impl_backend=torch"
+        )
     entry = {
         "side": "trainer",
         "backend": backend,
@@ -89,7 +97,10 @@ def _require_head(module: Any, backend: str) -> HeadState:
                 "FP32 head: leave lm_head and embed_tokens out of target_modules and modules_to_save"
             )
         if part is not None and not isinstance(part, plain):
-            raise HeadError(f"impl_backend={backend}: the {name} was replaced by {type(part).__name__} after the head")
+            raise HeadError(
+                f"impl_backend={backend}: after the FP32 head was put on, the {name} was replaced by "
+                f"{type(part).__name__}, which bypasses the head: leave that out, or set impl_backend=torch"
+            )
     if state is None or "forward" not in vars(layer) or "forward" not in vars(model):
         raise HeadError(
             f"impl_backend={backend} has no effect on {type(model).__name__}: something took the head off again before "

@@ -151,7 +151,10 @@ def put_megatron_head_on(chunks: Any, backend: str, fused: bool, vocab_size: int
         if getattr(model, "post_process", False):
             heads.append(_put_on(model, fused, vocab_size))
     if len(heads) > 1:
-        raise HeadError(f"{len(heads)} parts of this process's model have an output layer, one is expected")
+        raise HeadError(
+            f"{len(heads)} parts of this process's model have an output layer; the FP32 head knows one: set "
+            f"{HEAD_BACKEND}=torch"
+        )
     return heads[0] if heads else None
 
 
@@ -226,7 +229,10 @@ def _forward_with(head: MegatronHead) -> Any:
             )
         if head.fused:
             if head.taken is not None:
-                raise HeadError("the output layer was called twice before its log-probs were made")
+                raise HeadError(
+                    "the output layer was called twice before its log-probs were computed, which the fused FP32 head "
+                    f"does not support: set {HEAD_BACKEND}=torch"
+                )
             head.taken = hidden_SBH, weight
             return hidden_SBH.new_zeros(*hidden_SBH.shape[:2], 1), None
         head.num_logits += 1
@@ -250,7 +256,10 @@ def record_head(
     dist.all_gather_object(found, mine, group=stages)
     measured = next((one for one in found if one is not None), None)
     if measured is None:
-        raise HeadError(f"impl_backend={backend}: no part of the Megatron model has an output layer")
+        raise HeadError(
+            f"impl_backend={backend}: no pipeline stage of the Megatron model has an output layer (post_process): set "
+            f"{HEAD_BACKEND}=torch"
+        )
     entry = {"side": "trainer", "backend": backend, "fused": fused, "forward_only": forward_only}
     status.add_fact("fp32_head", entry | measured)
     require_fp32(backend, measured)

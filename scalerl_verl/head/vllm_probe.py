@@ -137,7 +137,10 @@ def _compare(
     shard = lm_head.shard_indices
     num_columns = min(shard.num_org_elements, logits_NV.shape[-1] - shard.org_vocab_start_index)
     if num_columns < 1:
-        raise HeadError(f"{KEY}=float32 cannot be checked: this rank holds no part of the vocabulary")
+        raise HeadError(
+            f"{KEY}=float32 cannot be checked: this rank holds no part of the vocabulary, only padding. Set a smaller "
+            "tensor_model_parallel_size, or delete the key on both sides"
+        )
     rows_C = probe_columns(num_columns).to(logits_NV.device)
     weight = lm_head.weight
     reference_NC = float64_logits(

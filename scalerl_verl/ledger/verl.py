@@ -273,7 +273,10 @@ def _rows_of(extra: dict[str, list[Any]], size: int, keys: Sequence[str]) -> lis
     lists = {key: extra[key] for key in keys if key in extra}
     for key, values in lists.items():
         if len(values) != size:
-            raise PatchError(f"a validation has {size} responses and {len(values)} values of {key}: verl's has changed")
+            raise PatchError(
+                f"a validation has {size} responses and {len(values)} values of {key}: verl's validation is not one "
+                "that is known here. Install a version that 'scalerl doctor' lists"
+            )
     return [{key: values[row] for key, values in lists.items()} for row in range(size)]
 
 

@@ -80,7 +80,8 @@ class AdmissionRule:
         if not self.holds(version, left):
             raise RuntimeError(
                 f"groups by start version {dict(sorted(left.items()))} cannot all train within {self.max_staleness} "
-                f"versions of version {version} in batches of {self.batch_groups}: they were not admitted by this rule"
+                f"versions of version {version} in batches of {self.batch_groups}: they were not admitted by this "
+                "rule, which is a fault of scalerl_verl: report it"
             )
         if len(finished) < self.batch_groups:
             return None

@@ -43,7 +43,7 @@ class PipelineClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
-        """Generate one response; ``extra_fields`` gets ``reissues``, the attempts that came to nothing.
+        """Generate one response; ``extra_fields`` gets ``reissues``, the number of failed attempts.
 
         Args:
             request_id: of the agent loop, for keeping the turns of one conversation on one server.
@@ -68,7 +68,7 @@ class PipelineClient(LLMServerClient):
                 output = await self._attempt(sticky_id, prompt_ids, dict(sampling_params), options, settings)
             except _AttemptError as error:
                 causes.append(str(error))
-                logger.warning("request %s: attempt %d came to nothing: %s", request_id, len(causes), error)
+                logger.warning("request %s: attempt %d failed: %s", request_id, len(causes), error)
                 if error.pause_s is not None:
                     num_unreachable += 1
                     await asyncio.sleep(error.pause_s)

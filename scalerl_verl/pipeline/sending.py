@@ -105,7 +105,10 @@ def stream_weights(engine: Any, dtype: torch.dtype | None) -> Iterable[tuple[str
         if has_adapters:
             del engine._merged_lora_per_tensor_param
     if not taken and not has_adapters:
-        logger.warning("%s sends weights as it stores them: they do not come from a state dict", type(engine).__name__)
+        logger.warning(
+            "%s sends weights in the dtype in which it stores them: without a state dict they cannot be cast first",
+            type(engine).__name__,
+        )
     return weights
 
 

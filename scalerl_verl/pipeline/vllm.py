@@ -3,7 +3,7 @@
 
 The front end sees tokens some time after they were sampled; only the scheduler knows the exact count at the moment of
 the swap. And it alone can see that a request, sent under the old weights, has not started yet. Pausing, loading and
-resuming in one call spares the engine the ways between processes while it stands still.
+resuming in one call saves round trips between processes while the engine stands still.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def swap_weights(
     Args:
         engine: vLLM's EngineCore.
         salt: ``cache_salt`` of the new weights.
-        staged: for each worker's loading, see `scalerl_verl.generator.worker`.
+        staged: for each rank of the engine the layout of its staged weights, see `scalerl_verl.generator.worker`.
         recompute: whether running requests have to compute their KV again.
         continued: as of `begin_version`.
 
@@ -99,7 +99,10 @@ def force_recompute(engine: Any) -> None:
         WeightSyncError: vLLM would not let go of the old KV.
     """
     if not engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
-        raise WeightSyncError("vLLM kept KV of the old weights although it was asked to compute it again")
+        raise WeightSyncError(
+            "vLLM kept KV of the old weights although it was asked to recompute it (kv_on_update=recompute). Set "
+            "kv_on_update=keep, and report this vLLM version"
+        )
 
 
 def _wake_up() -> Any:

@@ -168,7 +168,10 @@ def estimate_advantages(
     step = current_step()
     if step is None:
         require_active("verl.training_step.weights")
-        raise PatchError("the estimator 'scalerl' was called outside of a training step of a trainer of ours")
+        raise PatchError(
+            f"adv_estimator={ESTIMATOR} was called outside of a training step of scalerl_verl's trainers, which alone "
+            "know the whole batch. Launch through python -m verl.trainer.main_ppo (V1 trainers)"
+        )
     settings = AlgorithmSettings.from_config((config or {}).get(ALGORITHM_KEY))
     mask_BT = response_mask.bool()
     num_tokens_B = count_tokens(mask_BT)

@@ -147,7 +147,10 @@ def register(engines: ModuleType) -> None:
                     f"vendor {vendor}, where this run needs an engine with our loss: leave out that plugin or our names"
                 ) from error
             if registry.get_engine_cls(model_type, backend) is not ours:
-                raise PatchError(f"verl does not take the engine registered for {backend} on {device}, {vendor}")
+                raise PatchError(
+                    f"verl does not take the engine that scalerl_verl registered for {backend} on {device} of vendor "
+                    f"{vendor}. Install a version that 'scalerl doctor' lists"
+                )
 
 
 def _verl_engine(engines: ModuleType, model_type: str, backend: str) -> Any:

@@ -52,7 +52,10 @@ def register_algorithms(core_algos: ModuleType) -> None:
     for name in LOSSES:
         other = core_algos.POLICY_LOSS_REGISTRY.get(name)
         if other is not None and other is not _policy_loss:
-            raise ValueError(f"another plugin registered the policy loss {name!r} ({other.__module__}): remove one")
+            raise ValueError(
+                f"another plugin registered the policy loss {name!r} ({other.__module__}), a name of scalerl_verl: "
+                "uninstall one of them, or leave it out with VERL_USE_EXTERNAL_PLUGINS"
+            )
         core_algos.register_policy_loss(name)(_policy_loss)
     core_algos.register_adv_est(ESTIMATOR)(_estimate_advantages)
 

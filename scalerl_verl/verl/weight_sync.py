@@ -77,7 +77,10 @@ class WatchedSocket:
             raise WeightSyncError(f"the generator failed to load the trainer's weights: {cause}") from error
         if self._socket.poll(0, event):
             return  # its last reply came in between
-        raise WeightSyncError("the generator ended its side of the weight update before all weights were sent")
+        raise WeightSyncError(
+            "the generator ended its side of the weight update before all weights were sent. Look for an earlier error "
+            "of the vLLM engine in this log"
+        )
 
 
 def _build_execute(original: Any, module: ModuleType) -> Any:

@@ -157,7 +157,9 @@ def fit_form(form: str, points: Points, R0: float | None) -> RivalFit:
         raise ValueError(f"form={form!r}: use one of {', '.join(FORMS)}")
     num, needed = len(points.trained), NUM_PARAMETERS[form] + 2
     if num < needed:
-        raise FitRefused("too_few_points", f"{num} points with compute > 0; {FORMS[form]} needs {needed}.")
+        raise FitRefused(
+            "too_few_points", f"{num} points with compute > 0; {FORMS[form]} needs {needed}: evaluate more often."
+        )
     if form == "exponential":
         return fit_exponential(points, R0)
     if form == "logistic":

@@ -93,7 +93,10 @@ def search_literally(compute: Array, score: Array, R0: float, grid: Grid | None 
                     sums_AC[i, j] = ((curve(compute, B) - score) ** 2).sum()
                 B_AC[i, j] = B
     if np.isnan(sums_AC).all():
-        raise ValueError(f"no cell of the grid fits: every A is at or below R0={R0:g}, or no B converged")
+        raise ValueError(
+            f"no cell of the grid fits: every A is at or below R0={R0:g}, or no B converged; give a grid of A above "
+            "R0, or use method='profile'"
+        )
     a, c = np.unravel_index(np.nanargmin(sums_AC), sums_AC.shape)
     return GridFit(grid.A[a], B_AC[a, c], grid.C_mid[c], R0, float(sums_AC[a, c]), sums_AC, B_AC)
 
@@ -118,7 +121,9 @@ def search(compute: Array, score: Array, R0: float | None, grid: Grid | None = N
     grid = grid or Grid()
     values_A = grid.A if R0 is None else grid.A[grid.A > R0]
     if not len(values_A):
-        raise ValueError(f"every A of the grid, {grid.A[0]:g} to {grid.A[-1]:g}, is at or below R0={R0:g}")
+        raise ValueError(
+            f"every A of the grid, {grid.A[0]:g} to {grid.A[-1]:g}, is at or below R0={R0:g}: give larger ones"
+        )
     low, high = solver.make_bounds(compute, R0)
     low[solver.LOG_B] = np.log(1e-3)
     log_C = np.log(grid.C_mid)

@@ -60,7 +60,7 @@ def match(run: RunLog, wanted: str, option: str) -> str:
         return containing[0]
     if containing:
         shown = list_names(containing, wanted)
-        raise ReadError(f"{option} {wanted} fits {len(containing)} metrics of {run.name}: {shown}")
+        raise ReadError(f"{option} {wanted} fits {len(containing)} metrics of {run.name}: give one of {shown}")
     close = difflib.get_close_matches(wanted, names, 5, 0.4)
     said = f"did you mean {', '.join(close)}? " if close else ""
     raise ReadError(f"{run.name} has no metric {wanted}; {said}It has {list_names(names, wanted)}")

@@ -104,7 +104,7 @@ def choose_curve(run: RunLog, x: str | None = None, y: str | None = None) -> Cur
     start = score.get(0)
     steps = [step for step in score if step > 0]
     if not steps and run.without_value.get(y_name):
-        raise ReadError(f"{run.name}: every value of {y_name} is NaN, null or empty")
+        raise ReadError(f"{run.name}: every value of {y_name} is NaN, null or empty: choose another score with --y")
     missing = [step for step in steps if step not in compute]
     if missing:
         raise ReadError(f"{run.name}: {y_name} is logged at step {missing[0]}, {x_name} is not; choose another x")
