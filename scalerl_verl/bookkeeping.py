@@ -13,7 +13,7 @@ _said: set[tuple[str, int | None]] = set()
 
 @contextlib.contextmanager
 def bookkeeping(file: str, without: str) -> Iterator[None]:
-    """Within, an OSError is a warning, said once per file and cause in this process.
+    """Inside this context an OSError becomes a warning, logged once per file and cause in this process.
 
     Args:
         file: name of the file, for the message.

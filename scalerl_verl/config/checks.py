@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contradictions in a composed config, each with the key to change: the table of all rules, and those of no room."""
+"""Contradictions in a composed config, each with the key to change: the table of all rules, and the general rules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who grades: managers that verl's V1 trainer lacks, shaping that nothing applies, reward models without room."""
+"""Checks of the reward: managers that verl's V1 trainer lacks, shaping without effect, reward models without GPUs."""
 
 from __future__ import annotations
 

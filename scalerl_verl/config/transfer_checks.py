@@ -45,7 +45,7 @@ def _model_config(config: DictConfig) -> Mapping[str, Any] | None:
 
 
 def _largest(content: Mapping[str, Any]) -> int | None:
-    """Numbers of the largest weight; of an architecture that is not counted, those of its embedding."""
+    """Number of elements of the largest weight; for an architecture that is not counted, of its embedding."""
     try:
         return largest_sent(from_config(content, ""))
     except ScaleRLConfigError:

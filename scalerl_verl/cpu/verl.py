@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verl needs to train on a CPU."""
+"""Patches and classes that verl needs to train on a CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy loss of ours brings, and how one is found by the name that a user types."""
+"""`PolicyLoss`, the interface of our policy losses, and their look-up by the name that a user types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PolicyLoss:
     """A policy loss that compares the trained policy with the log-probs recorded at sampling.
 
     Args:
-        token_loss: ``(logp_train_BT, logp_rollout_BT, advantages_BT, mask_BT, **options)`` -> a loss a token, [B, T].
+        token_loss: ``(logp_train_BT, logp_rollout_BT, advantages_BT, mask_BT, **options)`` -> loss per token, [B, T].
         metrics: with the same arguments -> name -> (value, how to aggregate it: "sum", "max", "min" or "mean"); the
             names never vary. Those under ``scalerl/mismatch/`` are of `scalerl_verl.loss.mismatch`.
         options: keys of ``actor_rollout_ref.actor.policy_loss`` that it reads, of those in `PolicyLossSettings`.

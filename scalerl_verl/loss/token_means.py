@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means over tokens of a whole batch, from verl's workers, which average over micro-batches as if all were of one size.
 
-A micro-batch of padding rows would count as much as one of thousands of tokens. So a worker reports the mean times the
-number of its tokens, and that number; verl adds both up over micro-batches and averages them over ranks and updates,
-and the driver divides.
+With verl's average a micro-batch of padding rows counts as much as one of thousands of tokens. So a worker reports two
+values: the mean times its number of tokens, and the number of tokens. verl sums both over micro-batches and averages
+them over ranks and updates, and the driver divides the first by the second.
 """
 
 from __future__ import annotations

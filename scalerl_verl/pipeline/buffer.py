@@ -254,7 +254,7 @@ class PipelineReplayBuffer(ReplayBufferAsync):
         )
 
     def _find_unversioned(self, finished: list[str]) -> set[str]:
-        """Groups of other trainer modes: nobody knows how old their tokens are."""
+        """Groups that another trainer mode finished: they have no record of the versions of their tokens."""
         groups = set(finished)
         keys = [key for key in self.partitions["train"] if key.split("_")[0] in groups]
         if not keys:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many groups are started ahead of training: as few as keep the trainer busy (standard library only).
 
-The bound lets B * (k + 1) groups be untrained at once. Where the trainer is the limit most of these would only lie
-finished in the queue and grow old, for no token more a second. So the lead begins at the bound and comes down by what
-is left over at every look; when the trainer has to wait for data, it goes up again. It never leaves the bound, so
-that everything `scalerl_verl.pipeline.admission` says of age and progress holds as it stands.
+The bound allows B * (k + 1) untrained groups. If the trainer is the bottleneck, most of them would only wait, finished,
+in the queue and grow old, without one more trained token per second. So the lead begins at the bound and comes down by
+the groups that were left over in each of the last batches. When the trainer has to wait for data, it goes up again. It
+never exceeds the bound, so what `scalerl_verl.pipeline.admission` proves about age and progress still holds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MEMORY = 32
 class Lead:
     """Groups that may be untrained at once, changed after each batch.
 
-    A change shows only once groups that were started under it reach the trainer; until then nothing is concluded but
-    that the trainer waits. Two batches are the least: one trains, one is generated meanwhile.
+    A change has an effect only when groups that were started under it reach the trainer; until then the lead can only
+    go up. The minimum is two batches: one trains while the other is generated.
 
     Args:
         rule: the bound.

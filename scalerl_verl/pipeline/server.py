@@ -127,7 +127,7 @@ class PipelineHttpServer(ScaleRLHttpServer):
         return await self._while_alive(self.engine.engine_core.call_utility_async(method, *args))
 
     async def _while_alive(self, answer: Awaitable[Any]) -> Any:
-        """``answer`` of the engine. vLLM itself lets who awaits one wait for ever when the engine dies.
+        """Await ``answer`` of the engine. In vLLM itself the caller waits for ever when the engine dies.
 
         Raises:
             EngineDeadError: of vLLM; the engine died.
@@ -350,10 +350,10 @@ class PipelineHttpServer(ScaleRLHttpServer):
             raise
 
     async def set_global_steps(self, global_steps: int) -> None:
-        """Nothing: `finish_update` sets the version together with everything that depends on it."""
+        """Do nothing: `finish_update` sets the version together with everything that depends on it."""
 
     async def clear_kv_cache(self) -> None:
-        """Nothing: the old prefixes are out of reach by their salt, and running requests need theirs."""
+        """Do nothing: no new request finds an old prefix (its salt differs), and running requests need their KV."""
 
     async def abort_all_requests(self, *_: Any, **__: Any) -> dict[str, Any]:
         raise WeightSyncError("a pipeline run aborts no request for a weight update; this call has no business here")

@@ -28,13 +28,14 @@ class PipelineSettings:
         request_timeout_s: seconds after which a request without a result is aborted and sent again; has to exceed the
             time of the longest response. Waiting for a slot of a generator that goes on does not count.
         transfer_timeout_s: seconds after which a transfer of weights counts as hung: a process died in it, or the
-            network is gone. Generators that do not answer are then left out; if none answers, the run ends. The same
-            limit holds for ending the process group of a transfer that failed.
+            network is gone. Generators that do not answer are then left out. The run ends if all of them answer, since
+            the fault is then elsewhere, or if none is left and none is launched again. The same limit holds for
+            ending the process group of a transfer that failed.
         max_attempts: attempts at a request, and then at its group, before it is given up.
         max_strikes: failures in a row to reach a generator before it is left out. Between them the generator is left
             alone for 10, 20, 40, ... seconds. A generator whose process died is left out at once.
-        max_relaunches: how often in a run a generator that died, or stays hung, is launched again in its place, on the
-            devices that are free. 0: never.
+        max_relaunches: tries to launch a dead or hung generator again on free devices, for each generator in a run,
+            also those that succeed. 0: none.
         parameter_sync_step: must be 1. verl reads this key in the section of every trainer.
     """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``trainer.v1.trainer_mode=pipeline_rl``: verl's V1 training loop over generators that never stop.
 
-It extends verl's base trainer, not separate_async: that one's way of updating weights (abort, resume) and of lending
-the trainer's GPUs to generation is exactly what this mode does without.
+It extends verl's base trainer, not the trainer of separate_async, which aborts and resumes requests at a weight update
+and lends the trainer's GPUs to generation: this mode does neither.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class PPOTrainerPipelineRL(PPOTrainer):
         self._pending_sync_metrics = metrics
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
-        """Nothing: the replay buffer's first look starts them, as many as the rule allows under this run's settings."""
+        """Do nothing: the replay buffer starts them at its first call, as many as the rule allows in this run."""
         return 0
 
     def _submit_batch_to_rollout(self, batch: Any) -> int:

@@ -36,7 +36,7 @@ class Transfer:
     """How weights get from the trainer into generators.
 
     Args:
-        sent_bytes: of a number as it is sent.
+        sent_bytes: bytes of one element as it is sent.
         bucket_bytes: of one buffer (``checkpoint_engine.update_weights_bucket_megabytes``).
         trainer_buckets: buffers on a GPU that trains.
         generator_buckets: buffers on a GPU that generates.
@@ -96,7 +96,7 @@ def read_transfer(config: Any) -> Transfer:
 
 
 def sent_weights(shape: ModelShape) -> Iterator[int]:
-    """Numbers of each weight in the order in which verl's FSDP engine sends them; a tied head is the embedding."""
+    """Number of elements of each weight, in the order in which verl's FSDP engine sends them, without a tied head."""
     yield shape.vocab * shape.hidden
     for index in range(shape.num_layers):
         yield from _layer(shape, index < shape.num_mixture_layers)
@@ -106,12 +106,12 @@ def sent_weights(shape: ModelShape) -> Iterator[int]:
 
 
 def largest_sent(shape: ModelShape) -> int:
-    """Numbers of the largest weight that is sent; experts travel one by one."""
+    """Number of elements of the largest weight that is sent; each expert is sent as a weight of its own."""
     return max(sent_weights(shape))
 
 
 def largest_gathered(shape: ModelShape) -> int:
-    """Numbers that a GPU that trains gathers at once for sending.
+    """Number of elements that a training GPU gathers at once to send them.
 
     A mixture's experts are gathered as one weight (up and gate projections of all), while verl still holds those of the
     layer before.
@@ -132,7 +132,7 @@ def bucket_problem(transfer: Transfer, largest: int) -> str | None:
 
     Args:
         transfer: of the run.
-        largest: numbers of the largest weight.
+        largest: number of elements of the largest weight.
     """
     needed = largest * transfer.sent_bytes
     if not transfer.needs_room or needed <= transfer.bucket_bytes:

@@ -27,7 +27,7 @@ class Call:
         tokens: token ids that were sampled.
         runs: their versions.
         prefix_version: under which the generator's cache has its prefix.
-        reissues: attempts that came to nothing before.
+        reissues: failed attempts before this answer.
     """
 
     prompt: Sequence[int]
@@ -52,7 +52,7 @@ def collecting_calls() -> Iterator[list[Call]]:
 
 
 def note_call(prompt: Sequence[int], output: Any) -> None:
-    """Collect an answer (verl's TokenOutput), if somebody does."""
+    """Add an answer (verl's TokenOutput) to the collection of `collecting_calls`; outside of one, do nothing."""
     calls, extra = _calls.get(), output.extra_fields
     if calls is not None:
         runs = [(version, count) for version, count in extra[VERSIONS]]

@@ -176,7 +176,7 @@ class WeightUpdater(CheckpointEngineManager):
 
     @auto_await
     async def check_generators(self) -> None:
-        """Leave out generators that died, see who is back; if none was left, these get weights and requests at once.
+        """Leave out dead generators and take back those that answer again; if none was left, they get weights at once.
 
         Raises:
             GeneratorsLostError: no generator is left.
@@ -379,7 +379,7 @@ class WeightUpdater(CheckpointEngineManager):
         ]
 
     async def _give_up(self, replica: Any) -> None:
-        """Have a server send its requests back, which would wait for their time-out or for nobody otherwise."""
+        """Have a server end its requests, so that they are sent again; otherwise they would wait for their time-out."""
         try:
             await asyncio.wait_for(as_coroutine(replica.servers[0].give_up.remote()), HEALTH_TIMEOUT_S)
         except ray.exceptions.ActorDiedError:

@@ -82,12 +82,12 @@ class ModelShape:
 
     @property
     def q_size(self) -> int:
-        """Numbers of one token's queries."""
+        """Elements of one token's queries in a layer."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Numbers of one token's keys (and of its values) in a layer."""
+        """Elements of one token's keys in a layer; its values have as many."""
         return self.num_kv_heads * self.head_dim
 
     @property

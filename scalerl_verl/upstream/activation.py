@@ -23,7 +23,7 @@ FORWARDED_ENV = (ACTIVE_ENV, PLATFORM_ENV, ALLOW_UNKNOWN_ENV, STATUS_DIR_ENV, SY
 
 
 def is_checked() -> bool:
-    """The driver's start-up check passed for this run (or somebody vouched for it by setting the variable)."""
+    """The driver's start-up check passed for this run (or the user has set the variable that says so)."""
     return os.environ.get(ACTIVE_ENV) == "1"
 
 

@@ -86,7 +86,7 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
 
 
 def _ray_problems() -> list[str]:
-    """A Ray that this process started before has workers that do not know of us (Hydra's multirun)."""
+    """Whether this process started Ray for an earlier run (Hydra's multirun), whose workers do not load our pieces."""
     import ray
 
     if ray.is_initialized() and not is_checked():

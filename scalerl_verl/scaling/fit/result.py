@@ -39,14 +39,15 @@ class CurveFit:
     """Result of `fit_curve`.
 
     A, B, C_mid, R0: parameters of Eq. 1; C_mid has the unit of the compute values.
-    A_interval, B_interval, C_mid_interval, R0_interval: intervals at `level`; R0's is None when it was given. An end
-    that is the end of the search range says that the data do not bound the parameter on that side.
+    A_interval, B_interval, C_mid_interval, R0_interval: confidence intervals (low, high) at `level`; R0_interval is
+    None if R0 was given. An end at the end of the search range means that the data do not bound the parameter there.
     sse: sum of squared residuals, weighted by 1 / stderr^2 (scaled to a mean of 1) where standard errors were given.
-    num_points: points with compute > 0; num_observations: with the score before training, if it was one; rmse:
-    sqrt(sse / num_observations). num_parameters: what was fitted. method: `profile` or `paper`.
+    num_points: number of points with compute > 0. num_observations: the same plus the score before training, if it was
+    fitted. rmse: sqrt(sse / num_observations). num_parameters: number of fitted parameters.
+    method: `profile` or `paper`.
     troubles: reasons not to trust A, the gravest first; empty if A is identified.
-    points: the data. grid: the table of cells of the method `paper`, else None. fixed_A: A was given. correlation: of
-    neighbouring residuals, which the intervals allow for.
+    points: the data. grid: the table of cells of the method `paper`, else None. fixed_A: whether A was given.
+    correlation: the correlation of neighbouring residuals; the intervals are widened by it.
     """
 
     A: float
@@ -76,7 +77,7 @@ class CurveFit:
 
     @property
     def identified(self) -> bool:
-        """Whether the data pin A down."""
+        """Whether the data determine A: there is no trouble."""
         return not self.troubles
 
     @property
@@ -106,7 +107,7 @@ class CurveFit:
 
     @property
     def R0_source(self) -> str:
-        """`given`, `observed` (a point at zero compute) or `fitted` (seen by no point)."""
+        """`given`, `observed` (there is a point at zero compute) or `fitted` (there is none)."""
         if self.points.start is not None:
             return "observed"
         return "given" if self.R0_interval is None and self.num_parameters + self.fixed_A == 3 else "fitted"
