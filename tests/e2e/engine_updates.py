@@ -35,7 +35,8 @@ CHUNK = 80
 TOKENS = 100
 """Of responses that are to outlast an update, however late the client asks for it."""
 OTHER_PROMPT = [6 + i % 7 for i in range(2 * BLOCK + 3)]
-SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1, 6: 0.8, 7: 1.2, 8: 1.2, 9: 0.6, 10: 1.15, 11: 0.75}
+SCALES = {0: 1.0, 1: 0.7, 2: 1.3, 3: 0.5, 4: 0.9, 5: 1.1, 6: 0.8, 7: 1.2, 8: 1.2, 9: 0.6, 10: 1.15, 11: 0.75, 12: 1.05,
+          13: 0.65}  # fmt: skip
 """Version -> factor on every weight matrix: enough to change any log-prob by more than rounding. Version 8 loads the
 staged weights of 7 again."""
 
@@ -232,7 +233,7 @@ async def check_failed_load(driver: Driver) -> None:
     driver.trainer.buffer.begin()
     driver.trainer.buffer.put("model.norm.weight", torch.ones(3))
     with pytest.raises(Exception, match="scalerl_swap_weights") as failure:
-        await driver.server.swap(12, [driver.trainer.buffer.finish()] * RANKS, False)
+        await driver.server.swap(14, [driver.trainer.buffer.finish()] * RANKS, False)
     await asyncio.sleep(0.5)
     assert not task.done() and await driver.server.engine.is_paused()
     report("weights that do not fit are an error, and the engine stays paused", failure.value)
@@ -307,6 +308,21 @@ async def check_continuation(driver: Driver) -> None:
     update = await driver.update(11)
     assert (update["continued_tokens"], update["continued_recomputed_tokens"]) == (known, known - cached)
     report("what several versions computed is not found by another response", update)
+
+
+async def check_without_staging(driver: Driver) -> None:
+    """Two updates under one request, each loaded in the pause, with all KV computed again."""
+    name, task = driver.start(OTHER_PROMPT, 400)
+    for version, num_tokens in ((12, 10), (13, 30)):
+        await driver.until_sampled(name, num_tokens)
+        update = await driver.update_in_steps(version, recompute=True)
+        assert update["recomputed_tokens"] >= len(OTHER_PROMPT) + num_tokens - 1 and update["tokens_lost"] == 0, update
+    output = await task
+    runs = output.extra_fields["versions"]
+    assert [version for version, _ in runs] == [11, 12, 13] and sum(count for _, count in runs) == 400
+    error, wrong = worst(output, OTHER_PROMPT, recompute=True), worst(output, OTHER_PROMPT)
+    assert error < 1e-4 < 1e-2 < wrong, (error, wrong)
+    report("two updates without staging, with recompute, are those of a fresh load each", (runs, error, wrong))
 
 
 async def check_cut(driver: Driver) -> None:
@@ -397,7 +413,7 @@ async def check_death(driver: Driver) -> None:
     """vLLM leaves who waits for a call into its engine waiting when the engine dies in it."""
     (process,) = driver.server.engine.engine_core.resources.engine_manager.processes
     os.kill(process.pid, signal.SIGSTOP)
-    update = asyncio.create_task(driver.server.swap(13, [b""] * RANKS, False))
+    update = asyncio.create_task(driver.server.swap(15, [b""] * RANKS, False))
     await asyncio.sleep(0.2)
     _, task = driver.start(PROMPT, 5)  # waits for the end of the update
     await asyncio.sleep(0.2)
@@ -425,6 +441,7 @@ async def main() -> None:
         await check_hang(driver)
         await check_chunked_prefill(driver)
         await check_continuation(driver)
+        await check_without_staging(driver)
         await check_failed_load(driver)
         await check_death(driver)
     finally:

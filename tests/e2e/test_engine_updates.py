@@ -28,6 +28,7 @@ CHECKS = (
     "a continuation finds its own prefix, whichever versions computed it",
     "log-probs of a continuation are those of the KV that it found",
     "what several versions computed is not found by another response",
+    "two updates without staging, with recompute, are those of a fresh load each",
     "recompute prefills running requests again",
     "log-probs after recompute are those of the new weights",
     "a swap pauses for itself alone and the engine goes on by itself",
