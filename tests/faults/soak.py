@@ -68,7 +68,7 @@ GROWTH_KIB, GROWTH_FILES = 150.0, 0.1
 """A step: a leak of a batch (32 responses of 160 tokens with their log-probs, 40 KiB, in several copies) would show."""
 
 
-UP_AGAIN = r"generator \d is up again"
+UP_AGAIN = r"generator (\d) is up again"
 
 
 @dataclass(frozen=True)
@@ -249,14 +249,14 @@ def judge(
         "reissued": _total(rows, "scalerl/pipeline/groups_reissued_sum"),
         "tokens_by_age": dict(sorted(ages.items())), "versions_in_a_response": max(len(r.runs) for r in responses),
         "launched_again": sum(attempt.count(UP_AGAIN) for attempt in attempts),
-        "came_back": sum(attempt.count(r"generators [\d, ]+ are back") for attempt in attempts),
+        "came_back": sum(count_returned(attempt.log) for attempt in attempts),
         "attempts": len(attempts), "worst_growth": max(grown, key=lambda row: row["kib_a_step"], default=None),
         "most_files_a_step": max((row["files_a_step"] for row in grown), default=None),
     }  # fmt: skip
     problems = [f"never done: {fault}" for fault in FAULTS if not harm.done[fault]]
     if not seen["launched_again"]:
         problems.append("no killed generator was launched again")
-    if seen["came_back"] <= seen["launched_again"]:
+    if not seen["came_back"]:
         problems.append("no stopped generator came back")
     if seen["steps"] != steps or len(rows_of_groups) != steps * NUM_PROMPTS:
         problems.append(f"{seen['steps']} steps with {len(rows_of_groups)} prompts were trained instead of {steps}")
@@ -272,6 +272,19 @@ def judge(
     problems += [f"grows: {row}" for row in grown if row["kib_a_step"] > GROWTH_KIB]
     problems += [f"keeps files open: {row}" for row in grown if row["files_a_step"] > GROWTH_FILES]
     return seen, problems
+
+
+def count_returned(log: str) -> int:
+    """Generators that were stopped and took part again: those that were launched again are back, too."""
+    launched, num = set(), 0
+    for line in re.finditer(rf"{UP_AGAIN}|generators ([\d, ]+) are back", log):
+        if line[1]:
+            launched.add(line[1])
+            continue
+        back = set(line[2].split(", "))
+        num += len(back - launched)
+        launched -= back
+    return num
 
 
 def _total(rows: list[dict[str, Any]], name: str) -> int:

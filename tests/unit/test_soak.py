@@ -83,6 +83,11 @@ def test_generator_that_never_came_back_is_noticed(monkeypatch: pytest.MonkeyPat
     assert f"no {kind} generator" in problem
 
 
+def test_generator_whose_run_ended_before_it_took_part_hides_no_other() -> None:
+    assert soak.count_returned("generator 0 is up again\ngenerators 1 are back\n") == 1
+    assert soak.count_returned("generator 0 is up again\ngenerators 0, 1 are back\ngenerators 0 are back") == 2
+
+
 def test_half_a_line_of_metrics_is_not_read(tmp_path: Path) -> None:
     """A run that is looked at while it writes, its first line or a later one."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "da')
