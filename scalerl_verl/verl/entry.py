@@ -8,12 +8,22 @@ names only.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from scalerl_verl.names.asking import asked_names, asks_on_command_line
+
+WITHOUT_TRAINER = (
+    "verl.trainer.main_generation_server",
+    "verl.trainer.main_eval",
+    "verl.trainer.sft_trainer",
+    "verl.trainer.sft_trainer_ray",
+)
+"""Programs of verl that take Hydra's overrides, also presets, and read no name of ours."""
 
 
 def _guard_config(cause: str) -> None:
@@ -53,4 +63,22 @@ def _load() -> None:
         raise
 
 
+def refuse_other_program(arguments: Sequence[str]) -> None:
+    """Refuse our names on the command line of a program that would ignore them, and calls nothing that we could check.
+
+    Args:
+        arguments: those of the interpreter; a program is what follows ``-m``.
+
+    Raises:
+        SystemExit: with the reason.
+    """
+    program = next((name for option, name in itertools.pairwise(arguments) if option == "-m"), "")
+    if program in WITHOUT_TRAINER and asks_on_command_line(arguments, {}):
+        raise SystemExit(
+            f"scalerl_verl refuses to start: {program} ignores our names. Delete them; they work in python -m "
+            "verl.trainer.main_ppo"
+        )
+
+
+refuse_other_program(sys.orig_argv)
 _load()

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
 
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -17,7 +20,7 @@ from scalerl_verl.config.cluster import has_own_ray
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.generator import frontend
-from scalerl_verl.names import ACTOR_CLASS, LOSS_MODE, LOSS_SECTION, PROMPT_MEAN, RAY, VALUES, select
+from scalerl_verl.names import ACTOR_CLASS, LOSS_MODE, LOSS_SECTION, PLATFORM_ENV, PROMPT_MEAN, RAY, VALUES, select
 from scalerl_verl.names.asking import asked_names, loss_agg_mode, loss_mode
 from scalerl_verl.upstream import nodes, registry, status
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
@@ -85,12 +88,58 @@ def prepare_run(config: DictConfig) -> dict[str, str]:
     return asked
 
 
+def prepare_launch(config: DictConfig, given: Iterable[Any], main_ppo: ModuleType) -> None:
+    """Check a run that another entry point than main_ppo launches: what it trains with is in its task runner.
+
+    Args:
+        config: what is about to be run, not checked so far.
+        given: what verl's run_ppo got beside it, with the class of the task runner.
+        main_ppo: verl's module of that name.
+
+    Raises:
+        ScaleRLConfigError: the task runner is not that of verl's V1 trainer and the config uses our names, or as in
+            `prepare_run`.
+        PatchError: as in `prepare_run`.
+    """
+    runners = [_remote_class(value) for value in given]
+    ours = _remote_class(main_ppo.TaskRunnerV1)
+    if any(runner is not None and ours in runner.__mro__ for runner in runners):
+        prepare_run(config)
+        return
+    asked = [f"{path}={value}" for path, value in asked_names(config).items() if path != PLATFORM_ENV]
+    if asked:
+        found = [f"{runner.__module__}.{runner.__qualname__}" for runner in runners if runner is not None]
+        raise RefusedRunError([another_trainer(" and ".join(found) or "another task runner", asked)])
+
+
+def another_trainer(what: str, asked: Iterable[str]) -> str:
+    """The refusal of names of ours that an entry point without verl's V1 trainer got."""
+    return (
+        f"{what} is not the V1 trainer of verl.trainer.main_ppo, and our names have no effect in it, or another one: "
+        f"{', '.join(asked)}. Launch with python -m verl.trainer.main_ppo (asynchronous training is +scalerl=pipeline, "
+        "or trainer.v1.trainer_mode=separate_async), or delete these names"
+    )
+
+
+def _remote_class(value: Any) -> type | None:
+    """The class that a user put into ``ray.remote``; None if ``value`` is no such thing.
+
+    Ray derives a class of its own from it.
+    """
+    made = getattr(getattr(value, "__ray_metadata__", None), "modified_class", None)
+    bases: tuple[type, ...] = getattr(made, "__bases__", ())
+    return bases[0] if bases else None
+
+
 def _ray_problems() -> list[str]:
     """Whether this process started Ray for an earlier run (Hydra's multirun), whose workers do not load our pieces."""
     import ray
 
     if ray.is_initialized() and not is_checked():
-        return ["Ray is already running in this process for a run without our names: launch each run by itself"]
+        return [
+            "Ray is already running in this process for a run without our names: launch each run by itself, with "
+            "python -m verl.trainer.main_ppo (entry points of other trainers check their config after Ray has started)"
+        ]
     return []
 
 

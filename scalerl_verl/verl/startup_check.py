@@ -17,14 +17,36 @@ def _build(original: Any, module: ModuleType) -> Any:
         from scalerl_verl.verl.startup import prepare_run
 
         prepare_run(config)
+        _checked[:] = [config]
         return original(config, *args, **kwargs)
 
-    # Another plugin may have imported verl's launcher before us, with the original in it.
-    for name, launcher in list(sys.modules.items()):
-        bound = getattr(launcher, "__dict__", {}).get("validate_config") if name.startswith("verl.") else None
-        if bound is not None and bound is original and launcher is not module:
-            vars(launcher)["validate_config"] = validate_config
+    _bind_in_launchers(original, validate_config, module)
     return validate_config
+
+
+def _bind_in_launchers(original: Any, ours: Any, module: ModuleType) -> None:
+    """Another plugin may have imported verl's launchers before us, with the original in them."""
+    for name, launcher in list(sys.modules.items()):
+        bound = getattr(launcher, "__dict__", {}).get(ours.__name__) if name.startswith("verl.") else None
+        if bound is not None and bound is original and launcher is not module:
+            vars(launcher)[ours.__name__] = ours
+
+
+_checked: list[Any] = []
+"""The config that passed last, as the object it is."""
+
+
+def _build_launch(original: Any, module: ModuleType) -> Any:
+    @functools.wraps(original)
+    def run_ppo(config: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(config is checked for checked in _checked):
+            from scalerl_verl.verl.startup import prepare_launch
+
+            prepare_launch(config, [*args, *kwargs.values()], module)
+        return original(config, *args, **kwargs)
+
+    _bind_in_launchers(original, run_ppo, module)
+    return run_ppo
 
 
 SPECS = (
@@ -41,6 +63,20 @@ SPECS = (
         when="always",
         removal="verl offers a config-validation hook to plugins",
         # main_ppo binds the name after `import verl`, which loads us.
+        late_ok=True,
+        guard=True,
+    ),
+    PatchSpec(
+        name="verl.launch_check",
+        module="verl.trainer.main_ppo",
+        target="run_ppo",
+        build=_build_launch,
+        kind="wrap",
+        why="Entry points of verl beside main_ppo (fully_async_main, one_step_off_policy, recipes) start Ray through "
+        "it without validate_config: our names had no effect there, or failed in a worker with another reason.",
+        sources=("16cd2df01be6db77e68c8a55d5e13c3f3d0e9d7a9e15357342b2b4715a7acc2d",),
+        when="always",
+        removal="verl offers a config-validation hook to plugins",
         late_ok=True,
         guard=True,
     ),
