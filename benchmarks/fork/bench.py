@@ -85,14 +85,15 @@ class Run:
         return torch.stack(found)
 
     def _update(self, batch: Responses, old: Tensor, advantages: Tensor) -> None:
-        """One optimizer step on these rows of every seed."""
+        """One optimizer step on these rows of every seed.
+
+        Rows are weighted already, and a loss sums them over the rows of one seed: that of all rows is the seeds' sum.
+        """
         log_probs = self.policy.log_probs(batch)
-        total = log_probs.new_zeros(())
-        for m, mask in enumerate(batch.mask_MNT):
-            counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": len(mask)}
-            loss, measured = self.recipe.loss(old[m], log_probs[m], advantages[m], mask, counts)
-            total = total + loss
-            self.clipped.append(float(measured["clipped"]))
+        parts = (part.flatten(0, 1) for part in (old, log_probs, advantages, batch.mask_MNT))
+        counts = {"batch_num_tokens": int(batch.mask_MNT.sum()), "global_batch_size": old.shape[1]}
+        total, measured = self.recipe.loss(*parts, counts)
+        self.clipped.append(float(measured["clipped"]))
         self.log_ratios.append(float((log_probs.detach() - old)[batch.mask_MNT].abs().mean()))
         self.optimizer.zero_grad()
         total.backward()
