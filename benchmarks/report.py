@@ -22,6 +22,7 @@ if not __package__:
 from benchmarks.advantage.table import advantage_table
 from benchmarks.evidence import axes, family, fits, recipes, studies, tokens, verl_runs
 from benchmarks.fit.table import coverage_table, fit_table
+from benchmarks.fork.table import fork_table
 from benchmarks.frontend.table import frontend_table
 from benchmarks.head import tables as head
 from benchmarks.pipeline import tables as pipeline
@@ -85,6 +86,7 @@ FILES: dict[str, dict[str, Callable[[], str]]] = {
         "study-rate": partial(studies.study_table, "rate", (32, 160)),
         "study-staleness": partial(studies.study_table, "staleness", (64, 128)),
         "study-where": studies.where,
+        "fork": fork_table,
         "mismatch": verl_runs.mismatch_table,
         "mismatch-where": verl_runs.mismatch_where,
         "off-policy": partial(verl_runs.off_policy_table, is_gpu=False),
