@@ -21,6 +21,7 @@ from scalerl_verl.advantage.rows import count_tokens, sum_rows
 from scalerl_verl.columns import read_column
 from scalerl_verl.engine_context import is_at_limit
 from scalerl_verl.names import SHAPING_SECTION, select
+from scalerl_verl.names.numbers import number
 from scalerl_verl.names.reading import plain
 
 __all__ = ["SECTION", "find_problems", "make_reward_shapings", "read_extra_fields", "read_shapings", "shape_batch"]
@@ -43,7 +44,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         shapings = read_shapings(config)
     except ValueError:
         return  # reported with the section
-    limit = int(config.data.max_response_length)
+    limit = number(config, "data.max_response_length")
     for name, shaping in shapings.items():
         if not isinstance(shaping, length_penalty.LengthPenalty):
             continue

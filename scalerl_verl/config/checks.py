@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalerl_verl import engine_context, names
 from scalerl_verl.advantage import shaping_step, verl_optimizer_steps
-from scalerl_verl.config import class_checks, legacy_keys, ratio_checks, reward_checks
+from scalerl_verl.config import async_checks, class_checks, legacy_keys, ratio_checks, reward_checks
 from scalerl_verl.config.cluster import has_own_ray, num_devices
 from scalerl_verl.config.settings import AlgorithmSettings
 from scalerl_verl.curriculum import settings as curriculum_settings
@@ -302,6 +302,7 @@ RULES: tuple[Rule, ...] = (
     *interruption_settings.RULES,
     engine_context.find_problems,
     *pipeline_checks.RULES,
+    *async_checks.RULES,
     *head_settings.RULES,
     frontend.find_problems,
     legacy_keys.find_problems,

@@ -61,11 +61,16 @@ _REPLAYING = ("megatron", "veomni")
 
 
 def _routing(config: DictConfig) -> Iterator[str]:
-    """Experts of every token that are recorded, sent to the trainer, and not replayed there."""
-    if not select(config, _RECORDS, False) or select(config, _BALANCE, 0):
-        return
+    """Experts of every token that are recorded for nothing, or replayed without a record."""
     strategy = select(config, _STRATEGY)
     mode = f"{names.ACTOR}.{strategy}.router_replay.mode"
+    if strategy in _REPLAYING and select(config, mode) == "R3" and not select(config, _RECORDS, False):
+        yield (
+            f"{mode}=R3 with {_RECORDS}=False: verl replays what the generator chose, which nobody records, and fails "
+            f"on the first batch; set {_RECORDS}=True, or {mode}=disabled"
+        )
+    if not select(config, _RECORDS, False) or select(config, _BALANCE, 0):
+        return
     unless = f"set {_RECORDS}=False, or {_BALANCE}=1 if verl's load-balance metrics are what you want"
     if strategy not in _REPLAYING:
         yield (

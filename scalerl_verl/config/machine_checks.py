@@ -148,6 +148,13 @@ def _model_config(key: str, path: str) -> Iterator[str]:
         yield from (f"{key}={path}: {problem}" for problem in error.problems)
 
 
+def _generator(config: DictConfig) -> Iterator[str]:
+    """verl has no default, and fails in its first worker."""
+    section = select(config, ROLLOUT)
+    if section is not None and select(section, "name") is None:
+        yield f"{ROLLOUT}.name is not set: set it to vllm, or another engine of verl"
+
+
 def _data(config: DictConfig) -> Iterator[str]:
     if select(config, "data.custom_cls.path"):
         return  # the class decides what a file is
@@ -275,6 +282,7 @@ RULES = (
     under(  # with a Ray client everything but this driver, files included, is on the cluster
         lambda config: not cluster_address(config).startswith("ray://"),
         _model,
+        _generator,
         _data,
         _reward,
         interruption_settings.find_model_problems,

@@ -49,7 +49,7 @@ _NEEDS_LOGITS = {
     f"{ACTOR}.calculate_sum_pi_squared": (True,),
     "distillation.distillation_loss.loss_mode": ("forward_kl_topk",),
 }
-"""Key -> values with which verl's Megatron engine works on logits."""
+"""Key -> values with which verl's engines work on logits."""
 _WHY_NOT = {
     "veomni": "it has fused kernels of its own and never reads impl_backend",
     "torchtitan": "it builds its own model and never reads impl_backend",
@@ -166,11 +166,14 @@ def _megatron(config: DictConfig) -> Iterator[str]:
             f"{path}=True: multi-token prediction calls Megatron's output layer for logits, which {BACKEND}={backend} "
             f"does not make there; set it to False, or {LEAVE_OUT}"
         )
+
+
+def _logits(config: DictConfig) -> Iterator[str]:
     for path, values in _NEEDS_LOGITS.items() if select(config, names.FUSED_KERNELS, False) else ():
         is_off = path.startswith("distillation.") and not select(config, "distillation.enabled", False)
         if (value := select(config, path)) in values and not is_off:
             yield (
-                f"{path}={value} needs logits, which {BACKEND}={backend} does not make with "
+                f"{path}={value} needs logits, which {BACKEND}={trainer_backend(config)} does not make with "
                 f"{names.FUSED_KERNELS}=True: set {names.FUSED_KERNELS}=False"
             )
 
@@ -228,7 +231,7 @@ RULES = (
     then(
         _spelling,
         _both_sides,
-        under(trainer_backend, _engines, _lora, under(_on_megatron, _megatron)),
+        under(trainer_backend, _engines, _lora, _logits, under(_on_megatron, _megatron)),
         under(_shares_pass, _shared_pass),
     ),
 )

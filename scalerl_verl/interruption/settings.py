@@ -66,12 +66,11 @@ def _rollout(config: DictConfig) -> Iterator[str]:
             "this loop does not join the routing that each of them recorded; set it False, or "
             f"{AGENT_LOOP}=single_turn_agent"
         )
-    caching = select(config, f"{VLLM}.enable_prefix_caching")
-    if caching is False or not select(config, f"{ROLLOUT}.enable_prefix_caching", True):
-        yield (
-            f"{ROLLOUT}.enable_prefix_caching=False: every interrupted response would be prefilled a second time; set "
-            "it True"
-        )
+    # verl lets vLLM's own key override its own, whatever that says.
+    own, engine = (f"{section}.enable_prefix_caching" for section in (ROLLOUT, VLLM))
+    path = own if select(config, engine) is None else engine
+    if not select(config, path, True):
+        yield f"{path}=False: every interrupted response would be prefilled a second time; set it True"
 
 
 RULES = (_unread, under(asks_for_interruption, _rollout))

@@ -80,18 +80,28 @@ NUMBERS: dict[str, Number] = {
 }
 """Keys whose numbers we read, of verl's; those of our own sections are checked with their sections."""
 SWITCHES = (
-    *_below("trainer", "use_v1 val_before_train"),
+    *_below("trainer", "use_v1 val_before_train val_only"),
+    *_below("data", "shuffle filter_overlong_prompts"),
     HYBRID_ENGINE,
-    *_below(ACTOR, "use_dynamic_bsz use_kl_loss"),
+    *_below(ACTOR, "use_dynamic_bsz use_kl_loss shuffle calculate_sum_pi_squared"),
     *_below(FSDP, "param_offload optimizer_offload offload_policy reshard_after_forward"),
     *_below(MODEL, "use_remove_padding use_fused_kernels enable_gradient_checkpointing"),
-    *_below(ROLLOUT, "calculate_log_probs enforce_eager free_cache_engine multi_turn.enable"),
+    *_below(MODEL, "lora.merge mtp.enable mtp.enable_train mtp.enable_rollout"),
+    *_below(ROLLOUT, "calculate_log_probs enforce_eager free_cache_engine multi_turn.enable disaggregation.enabled"),
+    *_below(ROLLOUT, "full_determinism enable_rollout_routing_replay enable_prefix_caching val_kwargs.do_sample"),
     *_below("algorithm", "use_kl_in_reward filter_groups.enable rollout_correction.bypass_mode"),
-    *("critic.enable", "distillation.enabled", "reward.reward_model.enable"),
+    *("critic.enable", "distillation.enabled"),
+    *_below("reward", "reward_model.enable reward_model.enable_resource_pool reward_kwargs.overlong_buffer_cfg.enable"),
 )
 """Keys that are true or false: text such as 'no' would count as true, and null as false whatever the default is."""
 _UNDECIDED = "critic.enable"
 """The one of them where null has a meaning of its own."""
+WORDS = (
+    *VALUES,
+    *(f"{ACTOR}.strategy", f"{ROLLOUT}.name", "reward.reward_manager.name", names.FILTER_METRIC),
+    *_below("trainer", "device resume_mode"),
+)
+"""Keys that take one word: verl looks up the text of a list or section, in a worker."""
 _NEEDED_SECTIONS = (
     *("trainer", V1, "data", "algorithm", "critic", "reward", "reward.reward_model", "actor_rollout_ref"),
     *(ACTOR, f"{ACTOR}.optim", names.LOSS_SECTION, FSDP, MODEL, ROLLOUT),
@@ -173,6 +183,8 @@ def _no_sections(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _wrong(config: Any) -> Iterator[tuple[str, str]]:
+    from omegaconf import DictConfig, ListConfig
+
     for path, rule in NUMBERS.items():
         value = _read(config, path)
         change = None if value is _ABSENT else rule.wrong(value)
@@ -184,6 +196,10 @@ def _wrong(config: Any) -> Iterator[tuple[str, str]]:
         allowed = value is _ABSENT or isinstance(value, bool) or (value is None and path == _UNDECIDED)
         if not allowed and not _refers(config, path):
             yield path, f"{path}={shown(value)}: give True or False"
+    for path in WORDS:
+        value = _read(config, path)
+        if isinstance(value, DictConfig | ListConfig) and not _refers(config, path):
+            yield path, f"{path}={value}: give one word, without brackets"
 
 
 def _read(config: Any, path: str) -> Any:

@@ -153,7 +153,6 @@ _OF_PIPELINE = (
     _recorded_log_probs(PIPELINE_RL),
     _batch_is_a_version,
     Row(f"{ACTOR}.ppo_epochs", (1,), ": one optimizer step a version; set it to 1", default=1),
-    _dynamic_sampling,
     _only(f"{names.CUSTOM_SAMPLER}.path", None, "the admission rule is the sampler"),
     _only("skip.rollout_tq.enable", False, "replayed rollouts carry no versions"),
     _only(f"{ROLLOUT}.full_determinism", False, "requests need ids of their own"),
@@ -189,6 +188,7 @@ _OF_PIPELINE = (
 )
 RULES = (
     _other_sections,
+    _dynamic_sampling,
     then(
         _own_section,
         under(_in_mode(PIPELINE_RL), *_OF_PIPELINE),

@@ -20,7 +20,17 @@ from scalerl_verl.config.cluster import has_own_ray
 from scalerl_verl.curriculum import settings as curriculum_settings
 from scalerl_verl.errors import PatchError, ScaleRLConfigError
 from scalerl_verl.generator import frontend
-from scalerl_verl.names import ACTOR_CLASS, LOSS_MODE, LOSS_SECTION, PLATFORM_ENV, PROMPT_MEAN, RAY, VALUES, select
+from scalerl_verl.names import (
+    ACTOR_CLASS,
+    LOSS_MODE,
+    LOSS_SECTION,
+    PLATFORM_ENV,
+    PROMPT_MEAN,
+    RAY,
+    TRAINER_MODE,
+    VALUES,
+    select,
+)
 from scalerl_verl.names.asking import asked_names, loss_agg_mode, loss_mode
 from scalerl_verl.upstream import nodes, registry, status
 from scalerl_verl.upstream.activation import FORWARDED_ENV, clear_active, is_checked, set_active
@@ -117,7 +127,7 @@ def another_trainer(what: str, asked: Iterable[str]) -> str:
     return (
         f"{what} is not the V1 trainer of verl.trainer.main_ppo, and our names have no effect in it, or another one: "
         f"{', '.join(asked)}. Launch with python -m verl.trainer.main_ppo (asynchronous training is +scalerl=pipeline, "
-        "or trainer.v1.trainer_mode=separate_async), or delete these names"
+        f"or {TRAINER_MODE}=separate_async), or delete these names"
     )
 
 

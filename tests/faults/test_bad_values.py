@@ -44,6 +44,14 @@ def problems_of(path: str, value: Any, preset: str = "recipe") -> list[str]:
         (f"{ROLLOUT}.gpu_memory_utilization", 72, "72: give a number of 0 or more up to 1"),
         (f"{ACTOR}.optim.lr", float("nan"), "nan: give a number of 0 or more"),
         (f"{ACTOR}.use_kl_loss", "no", "'no': give True or False"),
+        ("trainer.val_only", "no", "'no': give True or False"),
+        ("data.shuffle", "no", "'no': give True or False"),
+        ("actor_rollout_ref.model.lora.merge", "True", "'True': give True or False"),
+        (f"{ROLLOUT}.disaggregation.enabled", "no", "'no': give True or False"),
+        (f"{ACTOR}.loss_agg_mode", ["prompt-mean"], "['prompt-mean']: give one word, without brackets"),
+        ("trainer.v1.trainer_mode", ["sync"], "['sync']: give one word, without brackets"),
+        ("algorithm.adv_estimator", {"scalerl": {}}, "{'scalerl': {}}: give one word, without brackets"),
+        ("reward.reward_manager.name", ["dapo"], "['dapo']: give one word, without brackets"),
         (f"{ROLLOUT}.n", "${nowhere.x}", "Interpolation key 'nowhere.x' not found"),
         (f"{ROLLOUT}.agent", "forced_interruption", "'forced_interruption': it is a section, set the keys below it"),
         (f"{ACTOR}.policy_loss", "scalerl_cispo", "'scalerl_cispo': it is a section, set the keys below it"),
@@ -63,6 +71,10 @@ def problems_of(path: str, value: Any, preset: str = "recipe") -> list[str]:
 def test_one_wrong_value_is_one_problem_with_what_is_allowed(path: str, value: Any, says: str) -> None:
     (problem,) = problems_of(path, value)
     assert problem.startswith(f"{path}=") and says in problem
+
+
+def test_data_without_keys_is_said_and_no_traceback() -> None:
+    assert any(text.startswith("data=null: it is a section") for text in problems_of("data", None))
 
 
 @pytest.mark.parametrize(("mode", "preset"), [("pipeline_rl", "pipeline"), ("ppo_off_policy", "ppo_off_policy")])

@@ -46,6 +46,11 @@ REFUSALS: dict[str, Refusal] = {
         },
         [f"{ACTOR}.megatron.router_replay.mode=disabled", "set", "=R3"],
     ),
+    "replay that nobody records": (
+        "cispo",
+        {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.router_replay.mode": "R3"},
+        [f"{ACTOR}.megatron.router_replay.mode=R3", f"set {ROLLOUT}.enable_rollout_routing_replay=True"],
+    ),
     "mode in capitals": ("cispo", {names.TRAINER_MODE: "Sync"}, [f"{names.TRAINER_MODE}=Sync", "mean sync?"]),
 }
 

@@ -204,6 +204,16 @@ REFUSALS: dict[str, Refusal] = {
         {f"{ROLLOUT}.enable_prefix_caching": False},
         [f"{ROLLOUT}.enable_prefix_caching=False", "set it True"],
     ),
+    "no prefix cache by vLLM's own key": (
+        "interruption",
+        {f"{ROLLOUT}.engine_kwargs.vllm.enable_prefix_caching": False},
+        [f"{ROLLOUT}.engine_kwargs.vllm.enable_prefix_caching=False", "set it True"],
+    ),
+    "dynamic sampling without a metric": (
+        "cispo",
+        {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": None},
+        ["algorithm.filter_groups.metric=None with algorithm.filter_groups.enable=True", "set it to reward"],
+    ),
     "routing replay": (
         "interruption",
         {f"{ROLLOUT}.enable_rollout_routing_replay": True, f"{ROLLOUT}.moe_load_balance_metrics_interval": 1},

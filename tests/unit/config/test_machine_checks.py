@@ -62,7 +62,7 @@ def config(tmp_path: Path) -> DictConfig:
     data = write_parquet(tmp_path / "train.parquet", "prompt", "data_source", "reward_model")
     return OmegaConf.create(
         {
-            "actor_rollout_ref": {"model": {"path": str(model)}, "rollout": {"checkpoint_engine": {}}},
+            "actor_rollout_ref": {"model": {"path": str(model)}, "rollout": {"name": "vllm", "checkpoint_engine": {}}},
             "data": {"train_files": str(data), "val_files": [str(data)], "prompt_key": "prompt"},
             "reward": {"custom_reward_function": {"path": str(reward)}, "reward_model": {"enable": False}},
             "ray_kwargs": {"ray_init": {}},
@@ -92,6 +92,11 @@ def test_model_directory_without_a_config(config: DictConfig, tmp_path: Path) ->
     (tmp_path / "model" / "config.json").unlink()
     (problem,) = find_problems(config)
     assert f"{MODEL}={tmp_path}/model has no config.json" in problem
+
+
+def test_generator_that_is_not_set(config: DictConfig) -> None:
+    """verl has no default; its first worker said so after Ray had started."""
+    assert "rollout.name is not set: set it to vllm" in problem_of(config, "actor_rollout_ref.rollout.name", None)
 
 
 def test_model_that_is_not_set(config: DictConfig) -> None:

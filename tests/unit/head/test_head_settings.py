@@ -105,6 +105,11 @@ REFUSALS: dict[str, Refusal] = {
         {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.calculate_sum_pi_squared": True},
         [f"{ACTOR}.calculate_sum_pi_squared=True", f"set {MODEL}.use_fused_kernels=False"],
     ),
+    "fused FP32 head with what needs FSDP's logits": (
+        "fp32_head",
+        {f"{ACTOR}.calculate_sum_pi_squared": True},
+        [f"{ACTOR}.calculate_sum_pi_squared=True", f"set {MODEL}.use_fused_kernels=False"],
+    ),
     "fused FP32 head with distillation from logits": (
         "fp32_head",
         {
