@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.fork.policy import ForkPolicy, Responses, Task
+from benchmarks.miniature.bench import VANILLA
 from benchmarks.miniature.recipe import Recipe, make_recipe
 from benchmarks.rows import append_rows, run_facts
 
@@ -33,11 +34,10 @@ STEPS = (8, 32, 64)
 """Optimizer steps on a generated batch."""
 RATES = (0.1, 0.03, 0.3)
 """Learning rates: a table's logits have to move by several units."""
-CLIP = ("actor_rollout_ref.actor.policy_loss.loss_mode=vanilla", "~actor_rollout_ref.actor.policy_loss.eps_max")
 LOSSES: dict[str, tuple[str, ...]] = {
     "cispo": (),
-    "clip": CLIP,
-    "clip_higher": (*CLIP, "actor_rollout_ref.actor.clip_ratio_high=0.28"),
+    "clip": VANILLA,
+    "clip_higher": (*VANILLA, "actor_rollout_ref.actor.clip_ratio_high=0.28"),
 }
 PROMPTS, BETAS, WARMUP = 8, (0.9, 0.95), 3
 """Prompts of an optimizer step; Adam's betas, and its steps of warm-up."""

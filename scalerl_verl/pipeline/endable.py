@@ -22,7 +22,7 @@ class EndableSocket:
     context; the garbage collector then ends the context first, which waits for the socket to be closed: for ever.
 
     Args:
-        socket: a subscribed ZMQ socket, which only the reader touches from here on.
+        socket: a subscribed ZMQ socket, which nobody but this object touches from here on.
     """
 
     def __init__(self, socket: Any) -> None:
